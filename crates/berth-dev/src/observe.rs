@@ -1,7 +1,7 @@
 //! What a call changes: mounts, loop devices and files, observed before it is sent and before its answer goes back.
 //!
-//! The mount table is read again only when the kernel says that it changed, and files are watched, so that a call which changes nothing
-//! costs a few system calls. Of calls that run at the same time nobody can say which of them changed what: each is shown what
+//! The mount table and the loop devices are read again only when the kernel says that something changed, and files are watched, so that
+//! a call which changes nothing costs a few system calls. Of calls that run at the same time nobody can say which of them changed what: each is shown what
 //! changed meanwhile.
 
 use std::collections::BTreeMap;
@@ -26,13 +26,14 @@ pub(crate) struct Observer {
     /// Paths below it are shown without it.
     directory: PathBuf,
     mounts: Mutex<MountTable>,
+    loops: Mutex<LoopTable>,
     files: Mutex<Option<Watch>>,
 }
 
 /// The state before a call.
 pub(crate) struct Before {
     mounts: Option<Arc<Vec<MountInfo>>>,
-    loops: BTreeMap<String, String>,
+    loops: Arc<LoopDevices>,
     /// How long the driver's log was.
     log: u64,
 }
@@ -54,7 +55,7 @@ impl Observer {
         if let Err(error) = &watch {
             tracing::warn!(%error, "files that calls change are not shown");
         }
-        Self { directory, mounts: Mutex::default(), files: Mutex::new(watch.ok()) }
+        Self { directory, mounts: Mutex::default(), loops: Mutex::default(), files: Mutex::new(watch.ok()) }
     }
 
     /// To be called before a call is sent.
@@ -64,7 +65,7 @@ impl Observer {
         }
         Before {
             mounts: self.mounts.lock().current(driver),
-            loops: loops_for(method),
+            loops: self.loops_for(method),
             log: log_length(driver),
         }
     }
@@ -72,7 +73,7 @@ impl Observer {
     /// To be called before the answer goes back.
     pub(crate) fn after(&self, driver: &DriverProcess, method: &str, before: Before) -> Observed {
         let mut effects = Vec::new();
-        let loops = loops_for(method);
+        let loops = self.loops_for(method);
         for (device, backing) in loops.iter().filter(|(device, _)| !before.loops.contains_key(*device)) {
             effects.push(format!("+ /dev/{device} on {}", self.shown(Path::new(backing))));
         }
@@ -124,6 +125,11 @@ impl Observer {
         lines
     }
 
+    /// The loop devices; none for calls that cannot attach one.
+    fn loops_for(&self, method: &str) -> Arc<LoopDevices> {
+        if concerns_volumes(method) { self.loops.lock().current() } else { Arc::default() }
+    }
+
     fn shown(&self, path: &Path) -> String {
         path.strip_prefix(&self.directory).unwrap_or(path).display().to_string()
     }
@@ -170,13 +176,30 @@ fn has_changed(table: &File) -> bool {
         || files[0].revents().intersects(PollFlags::PRI | PollFlags::ERR)
 }
 
-/// The loop devices that are attached, each with its file; only for calls that may attach one.
-fn loops_for(method: &str) -> BTreeMap<String, String> {
-    if concerns_volumes(method) { loop_devices() } else { BTreeMap::new() }
+/// The loop devices that are attached, each with its file.
+type LoopDevices = BTreeMap<String, String>;
+
+/// The loop devices of this machine, listed again when the kernel has announced a change of any device.
+#[derive(Default)]
+struct LoopTable {
+    /// How many changes the kernel had announced when the devices were listed.
+    announced: Option<String>,
+    devices: Arc<LoopDevices>,
 }
 
-/// The loop devices that are attached, each with its file.
-pub fn loop_devices() -> BTreeMap<String, String> {
+impl LoopTable {
+    fn current(&mut self) -> Arc<LoopDevices> {
+        let announced = fs::read_to_string("/sys/kernel/uevent_seqnum").ok();
+        if announced.is_none() || announced != self.announced {
+            self.devices = Arc::new(loop_devices());
+            self.announced = announced;
+        }
+        self.devices.clone()
+    }
+}
+
+/// Lists the loop devices that are attached, each with its file.
+pub fn loop_devices() -> LoopDevices {
     let entries = fs::read_dir("/sys/block").into_iter().flatten().flatten();
     let attached = entries.filter_map(|entry| {
         let name = entry.file_name().to_str().filter(|name| name.starts_with("loop"))?.to_owned();
@@ -184,4 +207,28 @@ pub fn loop_devices() -> BTreeMap<String, String> {
         Some((name, backing.trim_end().to_owned()))
     });
     attached.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use berth_host::loopdev::{LoopDevice, Options, detach};
+
+    #[test]
+    fn loop_devices_that_come_and_go_between_two_looks_are_noticed() {
+        let directory = tempfile::tempdir().expect("a temporary directory can be made");
+        let image = directory.path().join("image");
+        File::create(&image).and_then(|file| file.set_len(1 << 20)).expect("an image can be made");
+        let mut table = LoopTable::default();
+        let has_image =
+            |table: &mut LoopTable| table.current().values().any(|backing| Path::new(backing) == image);
+        for _ in 0..3 {
+            assert!(!has_image(&mut table));
+            let device = LoopDevice::attach(&image, Options::default()).expect("a loop device is free");
+            let number = device.number();
+            assert!(has_image(&mut table), "the device that was attached");
+            drop(device);
+            detach(number).expect("the device can be detached");
+        }
+    }
 }
