@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 use berth_host::path::{Dir, remove_tree};
 use berth_node::layout::Layout;
-use berth_runtime::Runtime;
 use clap::Args as ClapArgs;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -44,7 +43,7 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
         println!("Stopped (process {}).", running.pid);
     }
     let (data, lock) = machine::take(&data_dir)?;
-    let left = clean_up(&data_dir).await?;
+    let left = clean_up(&data_dir, args.purge).await?;
     if left > 0 {
         println!("Cleaned up after a kill: {left} containers and mounts.");
     }
@@ -68,7 +67,7 @@ pub(crate) async fn remove(data_dir: &Path) -> anyhow::Result<()> {
         return Ok(());
     }
     let (data, _lock) = machine::take(data_dir)?;
-    clean_up(data.path()).await?;
+    clean_up(data.path(), true).await?;
     purge(&data)
 }
 
@@ -100,14 +99,11 @@ fn has_ended(process: &OwnedFd) -> anyhow::Result<bool> {
 }
 
 /// Stops containers and unmounts what no process serves; returns how many there were.
-async fn clean_up(data_dir: &Path) -> anyhow::Result<usize> {
+async fn clean_up(data_dir: &Path, purge: bool) -> anyhow::Result<usize> {
     let mut left = 0;
     for root in stack::nodes::roots(data_dir) {
         let layout = Layout::new(root.join(stack::NODE));
-        if layout.containers().exists() {
-            let runtime = Runtime::open(&layout.containers(), &std::env::current_exe()?)?;
-            left += machine::stop_containers(&runtime, Duration::from_secs(2)).await;
-        }
+        left += machine::stop_left_containers(&layout, Duration::from_secs(2), purge).await?;
     }
     left += machine::take_volumes_away(data_dir).await?;
     stack::clouds::release(data_dir)?;

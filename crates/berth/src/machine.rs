@@ -10,7 +10,8 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use berth_host::path::Dir;
 use berth_kube::{Cluster, Key, Kind};
-use berth_runtime::{Runtime, State};
+use berth_node::layout::Layout;
+use berth_runtime::{Cri, Processes, Runtime, State, endpoint_of};
 use clap::Args;
 use k8s_openapi::api::core::v1::Node;
 use kube::config::{KubeConfigOptions, Kubeconfig};
@@ -275,11 +276,40 @@ pub(crate) fn take(data_dir: &Path) -> anyhow::Result<(Dir, std::fs::File)> {
 }
 
 /// Stops every container that runs, all at the same time; gives how many there were.
-pub(crate) async fn stop_containers(runtime: &Runtime, grace: Duration) -> usize {
+pub(crate) async fn stop_containers(runtime: &dyn Runtime, grace: Duration) -> usize {
     let containers = runtime.containers();
-    let running = containers.iter().filter(|(_, _, state)| matches!(state, State::Running { .. })).count();
-    futures_util::future::join_all(containers.iter().map(|(id, _, _)| runtime.stop(id, grace))).await;
+    let running = containers.iter().filter(|known| matches!(known.state, State::Running { .. })).count();
+    futures_util::future::join_all(containers.iter().map(|known| runtime.stop(&known.id, grace))).await;
+    for uid in runtime.pods() {
+        if let Err(error) = runtime.stop_pod(&uid).await {
+            tracing::warn!(pod = uid, error = error.sentence(), "something of a pod goes on");
+        }
+    }
     running
+}
+
+/// Stops the containers of a node that no process serves, of whichever runtime; gives how many there were. They are kept as ended
+/// ones for the next start, unless everything is removed.
+pub(crate) async fn stop_left_containers(
+    layout: &Layout,
+    grace: Duration,
+    purge: bool,
+) -> anyhow::Result<usize> {
+    let mut left = 0;
+    if layout.containers().exists() {
+        let runtime = Processes::open(&layout.containers(), &std::env::current_exe()?)?;
+        left += stop_containers(&runtime, grace).await;
+    }
+    if let Some(endpoint) = endpoint_of(&layout.cri())? {
+        let runtime = Cri::open(&endpoint, &layout.cri()).await.with_context(|| {
+            format!("the containers of {} cannot be stopped without their runtime", layout.cri().display())
+        })?;
+        left += stop_containers(&runtime, grace).await;
+        if purge {
+            runtime.remove_all().await?;
+        }
+    }
+    Ok(left)
 }
 
 /// Takes all volumes away from below a data directory, of all its nodes; gives how many mounts there were.

@@ -87,6 +87,14 @@ pub(crate) fn refuse_clouds(clouds: &[String]) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Refuses a container runtime of the machine where only root may use it.
+pub(crate) fn refuse_cri() -> anyhow::Result<()> {
+    if namespace::is_restricted() {
+        bail!("--runtime cri: what runs containers sees the mounts of root alone: run it with sudo");
+    }
+    Ok(())
+}
+
 /// Ends the namespaces of a data directory where nothing runs and nothing is mounted any more.
 pub(crate) fn end_if_idle(data_dir: &Path) {
     if !namespace::is_own() {

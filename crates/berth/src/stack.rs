@@ -18,6 +18,7 @@
 
 pub(crate) mod clouds;
 mod foreign;
+mod network;
 mod nfs;
 pub(crate) mod nodes;
 pub(crate) mod objects;
@@ -39,6 +40,7 @@ use berth_csi::Endpoint;
 use berth_host::path::Dir;
 use berth_kube::{Cluster, Key};
 use berth_node::layout::Layout;
+use berth_node::node::ContainerRuntime;
 use berth_sidecars::driver::Driver;
 use clap::ArgMatches;
 use k8s_openapi::api::core::v1::Node as NodeObject;
@@ -48,6 +50,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use self::clouds::Clouds;
+use self::network::Network;
 use self::nodes::RunningNode;
 use self::pods::NodePods;
 use crate::apiserver::{self, EmptyStore};
@@ -113,6 +116,8 @@ pub(crate) struct Options {
     pub(crate) sidecars: Vec<Sidecar>,
     /// The flags of `berth up`, as far as they are the drivers'.
     pub(crate) flags: ArgMatches,
+    /// What runs the containers of pods.
+    pub(crate) runtime: ContainerRuntime,
     /// Programs that run in the place of images.
     pub(crate) stand_ins: Vec<berth_node::StandIn>,
     /// Where FlexVolume drivers are installed; in the node's directory if `None`.
@@ -148,6 +153,7 @@ impl Options {
             foreign_drivers: Vec::new(),
             sidecars: sidecars::SIDECARS.to_vec(),
             flags: crate::up::default_flags()?,
+            runtime: ContainerRuntime::Process,
             stand_ins: Vec::new(),
             volume_plugins: None,
             call_timeout: None,
@@ -196,8 +202,8 @@ impl Stack {
 
         let pods = Arc::new(NodePods::default());
         let telemetry = Telemetry::default();
-        let (api, server, kubeconfig) =
-            serve_api(&data_dir, &options, &serving, pods.clone(), &telemetry).await?;
+        let (api, server, kubeconfig, network) =
+            serve_api(&data_dir, &options, &serving, pods.clone(), &telemetry, &progress).await?;
         let servers = Servers::new();
         let mut running = Running::new(server.address(), kubeconfig, &options.node_name);
         let (address, server) = (server.address(), run_api(&servers, server, &serving));
@@ -222,7 +228,10 @@ impl Stack {
         let mut tasks = start_control_loops(&api, &cluster, &flex, &options.controllers, &loops);
         tasks.extend(page.map(|page| tokio::spawn(page.run(loops.clone()))));
         // The driver needs none of them.
-        let objects = tokio::spawn(objects::ensure(client, driver_objects(&options, &data_dir)?));
+        let objects = tokio::spawn(objects::ensure(client.clone(), driver_objects(&options, &data_dir)?));
+        let (pod_network, forwarding) =
+            network.start(&cluster, &client, address, &data_dir, &progress).await?;
+        tasks.extend(forwarding);
         progress("control loops: volumes, claims, scheduler, attach-detach, nodes, workloads");
         let clouds = start_clouds(&options, &data_dir, &mut running, &progress).await?;
         let controllers =
@@ -243,16 +252,12 @@ impl Stack {
             queues,
             telemetry,
             pods,
+            network: pod_network,
             clouds,
             volume_plugins,
             servers: servers.clone(),
         });
-        let started = start_nodes(&machine, &progress).await?;
-        let keep = |(name, node): (String, Option<RunningNode>)| {
-            let kept = nodes::keep(machine.clone(), name.clone(), node);
-            servers.spawn(format!("node {name}"), loops.clone(), async move { Ok(kept.await) })
-        };
-        let nodes = started.into_iter().map(keep).collect();
+        let nodes = keep_nodes(&machine, &loops, &progress).await?;
         running.ready = true;
         data.write_atomically(RUNNING, &serde_json::to_vec_pretty(&running)?)?;
         Ok(Self {
@@ -363,6 +368,20 @@ fn driver_objects(options: &Options, data_dir: &Path) -> anyhow::Result<Vec<obje
     options.drivers.iter().map(of_driver).collect()
 }
 
+/// Starts the nodes, and has each be on or off as it is told.
+async fn keep_nodes(
+    machine: &Arc<nodes::Machine>,
+    loops: &CancellationToken,
+    progress: &(dyn Fn(&str) + Sync),
+) -> anyhow::Result<Vec<JoinHandle<anyhow::Result<Option<RunningNode>>>>> {
+    let started = start_nodes(machine, progress).await?;
+    let keep = |(name, node): (String, Option<RunningNode>)| {
+        let kept = nodes::keep(machine.clone(), name.clone(), node);
+        machine.servers.spawn(format!("node {name}"), loops.clone(), async move { Ok(kept.await) })
+    };
+    Ok(started.into_iter().map(keep).collect())
+}
+
 /// Starts every node that is not switched off, all at the same time.
 async fn start_nodes(
     machine: &nodes::Machine,
@@ -373,6 +392,7 @@ async fn start_nodes(
     let starts = names.into_iter().map(async |name: String| {
         let known = machine.cluster.fetch::<NodeObject>(&Key::cluster(&name)).await?;
         if several && known.is_some_and(|node| nodes::is_off(&node)) {
+            nodes::finish_power_cut(machine, &name).await?;
             progress(&format!("node {name} is off; `berth nodes start {name}` switches it on"));
             return anyhow::Ok((name, None));
         }
@@ -568,10 +588,12 @@ async fn serve_api(
     serving: &CancellationToken,
     pods: Arc<NodePods>,
     telemetry: &Telemetry,
-) -> anyhow::Result<(ApiServer, Server, PathBuf)> {
+    progress: &(dyn Fn(&str) + Sync),
+) -> anyhow::Result<(ApiServer, Server, PathBuf, Network)> {
     let directory = data_dir.join("apiserver");
     let has_driver_records = !backup::driver_records(data_dir).is_empty();
     let (store, _) = apiserver::open_store(&directory, has_driver_records, options.empty_store).await?;
+    let network = Network::take(data_dir, &store, progress).await?;
     let credentials = Arc::new(Credentials::ensure(&directory.join("pki"), jiff::Timestamp::now())?);
     let api = ApiServer::new(
         store,
@@ -579,6 +601,7 @@ async fn serve_api(
             credentials: Some(credentials.clone()),
             pods: Some(pods),
             toleration_seconds: options.toleration_seconds,
+            service_range: network.service_range(),
             metrics: Some(Arc::new({
                 let telemetry = telemetry.clone();
                 move || telemetry.text()
@@ -599,5 +622,5 @@ async fn serve_api(
     if let Some(path) = &options.kubeconfig {
         credentials.write_kubeconfig(path, &format!("https://{}", server.address()))?;
     }
-    Ok((api, server, kubeconfig))
+    Ok((api, server, kubeconfig, network))
 }

@@ -11,9 +11,10 @@ use berth_apiserver::rest::TolerationSeconds;
 use berth_core::names;
 use berth_csi::Endpoint;
 use berth_kube::Cluster;
+use berth_node::node::ContainerRuntime;
 use clap::builder::PossibleValuesParser;
-use clap::{ArgMatches, Args as ClapArgs, Command, FromArgMatches as _};
-use k8s_openapi::api::storage::v1::StorageClass;
+use clap::{ArgMatches, Args as ClapArgs, Command, FromArgMatches as _, ValueEnum};
+use k8s_openapi::api::storage::v1::{CSIDriver, StorageClass};
 use kube::ResourceExt as _;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -90,6 +91,14 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DIR")]
     record: Option<PathBuf>,
 
+    /// What runs containers: process runs commands from this machine's files, cri has a container runtime run images
+    #[arg(long, value_enum, default_value_t = RuntimeArg::Process, value_name = "RUNTIME")]
+    runtime: RuntimeArg,
+
+    /// Where the container runtime listens, with --runtime cri
+    #[arg(long, default_value = "unix:///run/containerd/containerd.sock", value_parser = runtime_socket, value_name = "URL")]
+    cri_endpoint: String,
+
     /// Do not run programs of Berth's own in the place of images of CSI sidecars and drivers
     #[arg(long)]
     no_stand_ins: bool,
@@ -109,6 +118,13 @@ pub(crate) struct Args {
 
     #[command(flatten)]
     logging: logging::Logging,
+}
+
+/// What runs the containers of pods, as the flag names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum RuntimeArg {
+    Process,
+    Cri,
 }
 
 /// When a node counts as failed, and what follows; the names and defaults are those of Kubernetes where it has them.
@@ -198,6 +214,27 @@ fn foreign_socket(text: &str) -> Result<PathBuf, String> {
     }
 }
 
+/// Reads where a container runtime listens.
+fn runtime_socket(text: &str) -> Result<String, String> {
+    match text.strip_prefix("unix://") {
+        Some(path) if path.starts_with('/') => Ok(text.to_owned()),
+        _ => Err("a container runtime listens on a socket; give unix:///path/to.sock".to_owned()),
+    }
+}
+
+/// What runs containers, which must be there.
+async fn runtime(args: &Args) -> anyhow::Result<ContainerRuntime> {
+    if args.runtime == RuntimeArg::Process {
+        return Ok(ContainerRuntime::Process);
+    }
+    rootless::refuse_cri()?;
+    let endpoint = args.cri_endpoint.clone();
+    if let Err(error) = berth_runtime::Cri::check(&endpoint).await {
+        bail!("--runtime cri: {}; start it, or name its socket by --cri-endpoint", error.sentence());
+    }
+    Ok(ContainerRuntime::Cri { endpoint })
+}
+
 /// The backends that are asked for, each once, with those of the clouds and of the NFS server.
 fn chosen(
     backends: &[Backend],
@@ -229,6 +266,7 @@ pub(crate) async fn run(
         return detach(&args).await;
     }
     rootless::refuse_clouds(&args.clouds)?;
+    let runtime = runtime(&args).await?;
     let logging = args.logging.quieter("warn,berth_csi=error");
     let timeline = logging::start_with_calls(&logging);
     let mut terminate = signal(SignalKind::terminate())?;
@@ -252,6 +290,7 @@ pub(crate) async fn run(
         foreign_drivers: args.driver_endpoint.clone(),
         sidecars: sidecars.to_vec(),
         flags: matches.clone(),
+        runtime,
         stand_ins: if args.no_stand_ins { Vec::new() } else { stand_ins::table() },
         volume_plugins: args.volume_plugin_dir.clone(),
         call_timeout: None,
@@ -278,7 +317,7 @@ pub(crate) async fn run(
         _ = terminate.recv() => bail!("stopped while starting; `berth down` cleans up what is left"),
         _ = interrupt.recv() => bail!("stopped while starting; `berth down` cleans up what is left"),
     };
-    print!("{}", screen(&stack.running, &args.directory.data_dir, &classes(&stack.cluster).await?));
+    print!("{}", screen(&stack.running, &args.directory.data_dir, &storage(&stack.cluster).await?));
     std::io::stdout().flush()?;
     let failure = tokio::select! {
         _ = terminate.recv() => None,
@@ -305,7 +344,7 @@ async fn detach(args: &Args) -> anyhow::Result<()> {
     let find = || Running::find(&data_dir).with_context(|| format!("read {}", data_dir.display()));
     if let Some(running) = find()? {
         println!("Berth already runs in {} (process {}).", data_dir.display(), running.pid);
-        print!("{}", screen(&running, &data_dir, &classes(&machine::connect(&running).await?).await?));
+        print!("{}", screen(&running, &data_dir, &storage(&machine::connect(&running).await?).await?));
         return Ok(());
     }
     berth_host::path::Dir::ensure(&data_dir, 0o700)?;
@@ -318,7 +357,7 @@ async fn detach(args: &Args) -> anyhow::Result<()> {
         if let Some(running) = find()?
             && running.ready
         {
-            print!("{}", screen(&running, &data_dir, &classes(&machine::connect(&running).await?).await?));
+            print!("{}", screen(&running, &data_dir, &storage(&machine::connect(&running).await?).await?));
             return Ok(());
         }
         if let Some(status) = child.try_wait()? {
@@ -336,26 +375,41 @@ fn node_name(given: Option<&str>) -> anyhow::Result<String> {
     given.map_or_else(|| Ok(launch::host_name()?.to_lowercase()), |name| Ok(name.to_owned()))
 }
 
-/// The names of the StorageClasses that exist, with the default marked.
-async fn classes(cluster: &Cluster) -> anyhow::Result<Vec<String>> {
+/// What claims can be made of.
+#[derive(Debug, Default)]
+struct Storage {
+    /// The names of the StorageClasses that exist, with the default marked.
+    classes: Vec<String>,
+    /// The NFS driver is there, for which nobody but the user knows a server.
+    has_nfs: bool,
+}
+
+async fn storage(cluster: &Cluster) -> anyhow::Result<Storage> {
     let classes: Vec<StorageClass> = cluster.fetch_all("").await.context("list the StorageClasses")?;
+    let drivers: Vec<CSIDriver> = cluster.fetch_all("").await.context("list the CSIDrivers")?;
     let is_default = |class: &StorageClass| {
         class.annotations().get(names::DEFAULT_CLASS).is_some_and(|value| value == "true")
     };
     let name = |class: &StorageClass| {
         format!("{}{}", class.name_any(), if is_default(class) { " (default)" } else { "" })
     };
-    Ok(classes.iter().map(name).collect())
+    Ok(Storage {
+        classes: classes.iter().map(name).collect(),
+        has_nfs: drivers.iter().any(|driver| driver.name_any() == names::NFS_DRIVER),
+    })
 }
 
 /// Where things are, and what to try.
-fn screen(running: &Running, data_dir: &Path, classes: &[String]) -> String {
+fn screen(running: &Running, data_dir: &Path, storage: &Storage) -> String {
     let kubeconfig = running.kubeconfig.display();
+    let Storage { classes, has_nfs } = storage;
     let has_default = classes.iter().any(|class| class.ends_with(" (default)"));
-    let class = if classes.is_empty() {
-        "none yet: create one that names your driver, as in examples/nfs/class.yaml".to_owned()
-    } else {
-        classes.join(", ")
+    let class = match (classes.is_empty(), has_nfs) {
+        (false, _) => classes.join(", "),
+        (true, true) => {
+            "none yet: create one that names your server, as in examples/nfs/class.yaml".to_owned()
+        }
+        (true, false) => "none yet: create one whose provisioner is your driver".to_owned(),
     };
     let of_cloud = running.clouds.keys().find_map(|name| Cloud::find(name)?.example);
     let example = if let Some((file, claim)) = of_cloud.filter(|_| !classes.is_empty()) {
@@ -365,8 +419,10 @@ fn screen(running: &Running, data_dir: &Path, classes: &[String]) -> String {
             "\n  kubectl apply -f examples/local.yaml\n  berth explain{} pvc/data",
             of_directory(data_dir)
         )
-    } else {
+    } else if *has_nfs {
         "\n  kubectl apply -f examples/nfs/class.yaml".to_owned()
+    } else {
+        String::new()
     };
     format!(
         "\n  API         https://{address}\n{page}{clouds}  kubeconfig  {kubeconfig}\n  class       {class}\n\nTry:\n  \
@@ -428,5 +484,24 @@ mod tests {
         assert!(chosen(&[NO_DRIVER], &["digitalocean"]).unwrap().is_empty());
         let refused = chosen(&["local"], &["another"]).unwrap_err().to_string();
         assert!(refused.contains("--driver none"), "{refused}");
+    }
+
+    #[test]
+    fn only_what_is_there_is_suggested() {
+        let running = Running::new(([127, 0, 0, 1], 6443).into(), "/k".into(), "n");
+        let of = |classes: &[&str], has_nfs| {
+            let classes = classes.iter().map(ToString::to_string).collect();
+            screen(&running, Path::new("/var/lib/berth"), &Storage { classes, has_nfs })
+        };
+        let without_driver = of(&[], false);
+        assert!(
+            without_driver.contains("none yet: create one whose provisioner is your driver"),
+            "{without_driver}"
+        );
+        assert!(!without_driver.contains("nfs") && !without_driver.contains("apply"), "{without_driver}");
+        assert!(of(&[], true).contains("kubectl apply -f examples/nfs/class.yaml"));
+        assert!(of(&["berth (default)"], true).contains("kubectl apply -f examples/local.yaml"));
+        let with_class = of(&["own"], false);
+        assert!(with_class.contains("class       own\n") && !with_class.contains("apply"), "{with_class}");
     }
 }

@@ -20,9 +20,9 @@ use berth_core::names::{NODE_POWER, NODE_POWERED};
 use berth_csi::Endpoint;
 use berth_host::path::Dir;
 use berth_kube::{Cluster, Key};
-use berth_node::Drivers;
 use berth_node::layout::Layout;
 use berth_node::node::{self, Node};
+use berth_node::{Drivers, PodNetwork};
 use berth_runtime::Runtime;
 use berth_sidecars::registrar;
 use k8s_openapi::api::core::v1::Node as NodeObject;
@@ -82,6 +82,8 @@ pub(super) struct Machine {
     pub(super) api: SocketAddr,
     pub(super) telemetry: Telemetry,
     pub(super) pods: Arc<NodePods>,
+    /// What the pods of all nodes have of a network.
+    pub(super) network: PodNetwork,
     pub(super) clouds: Clouds,
     /// Where FlexVolume drivers are installed, for all nodes.
     pub(super) volume_plugins: PathBuf,
@@ -138,7 +140,7 @@ pub(super) struct RunningNode {
     root: PathBuf,
     /// Its own view of the cluster among several nodes.
     cluster: Cluster,
-    runtime: Runtime,
+    runtime: Arc<dyn Runtime>,
     drivers: Vec<Served>,
     /// Its loops and sidecars.
     loops: CancellationToken,
@@ -237,8 +239,14 @@ impl RunningNode {
             tracing::warn!(node = self.name, "a driver does not answer; stopping without its answer");
         }
         machine.telemetry.forget_node(&self.name);
-        machine::stop_containers(&self.runtime, grace).await;
-        // After a power cut nobody writes any more.
+        machine::stop_containers(&*self.runtime, grace).await;
+        // A power cut takes the processes and the disks at once: nobody is left who could acknowledge what does not reach a
+        // disk any more. What the kernel has not written yet is lost before it is unmounted.
+        if grace.is_zero()
+            && let Err(error) = machine.clouds.set_power(&self.name, false).await
+        {
+            tracing::error!(node = self.name, "the node keeps devices of a cloud: {error:#}");
+        }
         if machine.has_several() && !grace.is_zero() {
             self.cluster.finish_events(EVENTS).await;
         }
@@ -251,6 +259,15 @@ impl RunningNode {
         take_root_away(&self.root).await?;
         Ok(())
     }
+}
+
+/// Ends what a power cut of a node has left that was itself interrupted, in the same order as [`RunningNode::halt`].
+pub(super) async fn finish_power_cut(machine: &Machine, name: &str) -> anyhow::Result<()> {
+    let root = machine.root(name);
+    let layout = Layout::new(root.join(NODE));
+    machine::stop_left_containers(&layout, Duration::ZERO, false).await?;
+    machine.clouds.set_power(name, false).await?;
+    take_root_away(&root).await.map(drop)
 }
 
 /// Has a node be on or off, as its annotation says, until the shutdown; returns it if it is on then.
@@ -280,9 +297,6 @@ pub(super) async fn keep(
                 }
             },
             (false, Some(node)) => {
-                if let Err(error) = machine.clouds.set_power(&name, false).await {
-                    tracing::error!(node = name, "the node keeps devices of a cloud: {error:#}");
-                }
                 if let Err(error) = node.halt(&machine, Duration::ZERO).await {
                     tracing::error!(node = name, "the node is off, and left something mounted: {error:#}");
                 }
@@ -379,6 +393,7 @@ async fn start_node(
         cluster: cluster.clone(),
         name: name.to_owned(),
         directory: layout.root().to_owned(),
+        runtime: options.runtime.clone(),
         program: std::env::current_exe().context("find this program")?,
         labels: BTreeMap::new(),
         address: None,
@@ -387,6 +402,7 @@ async fn start_node(
             ("KUBERNETES_SERVICE_HOST".to_owned(), host),
             ("KUBERNETES_SERVICE_PORT".to_owned(), api.port().to_string()),
         ],
+        network: machine.network.clone(),
         hidden: vec![machine.data_dir.clone()],
         stand_ins: machine.clouds.stand_ins(&options.stand_ins, name),
         volume_plugins: Some(machine.volume_plugins.clone()),

@@ -113,7 +113,7 @@ impl Pods for NodePods {
         Ok(session(streams, async move |mut sizes| {
             loop {
                 tokio::select! {
-                    code = exec.wait() => return Ok(code),
+                    ended = exec.wait() => return ended,
                     Some(size) = sizes.recv() => note_size(exec.resize(terminal_size(size))),
                 }
             }
@@ -139,7 +139,7 @@ impl Pods for NodePods {
 
     async fn connect(&self, pod: &Value, port: u16) -> Result<Connection, PodsError> {
         let (nodes, pod) = (self.nodes.read().await, parse(pod)?);
-        let stream = node_of(&nodes, &pod)?.connect(port).await.map_err(refused)?;
+        let stream = node_of(&nodes, &pod)?.connect(&pod, port).await.map_err(refused)?;
         Ok(Box::new(stream))
     }
 }
