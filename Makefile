@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help deps build fmt lint test sanity test-vm test-kube test-e2e test-crash test-sub-path test-postgres demo screenshots bench bench-build bench-up bench-nfs bench-flex bench-cloud bench-sidecars bench-see bench-dev bench-apiserver fuzz clean
+.PHONY: help deps build fmt lint test sanity test-vm test-kube test-e2e test-crash test-sub-path test-postgres test-etcd demo screenshots bench bench-build bench-up bench-nfs bench-flex bench-group bench-cloud bench-sidecars bench-see bench-dev bench-apiserver fuzz clean
 
 # Go may have been installed here by `make deps`; mkfs and losetup live in sbin.
 export PATH := $(CURDIR)/.tools/go/go/bin:$(PATH):/usr/sbin:/sbin
@@ -115,6 +115,10 @@ test-postgres: deps ## PostgreSQL in a pod while its container and `berth up` ar
 	cargo build --locked -p berth
 	BERTH_POSTGRES_ROUNDS=$(or $(ROUNDS),20) $(CARGO) test --locked -p berth-e2e --test cluster -- --nocapture up::postgres::
 
+test-etcd: deps ## etcd on three nodes with disks of a cloud's twin, while its nodes lose their power under load: ROUNDS (default 10)
+	cargo build --locked -p berth
+	BERTH_ETCD_ROUNDS=$(or $(ROUNDS),10) $(CARGO) test --locked -p berth-e2e --test cluster -- --nocapture up::etcd::
+
 demo: ## build quickly (3 minutes on 2 cores), and walk one volume through its life, from claim to pod and away again, with times
 	@testbed/deps.sh build
 	@echo "Building Berth without optimisation: about 3 minutes on 2 cores, once. The times that the demo then shows are"
@@ -139,6 +143,9 @@ bench-see: deps build ## measure what looking costs: a scrape of the metrics of 
 	testbed/bench-see.sh $(CURDIR)/target/$(STATIC)/release/berth
 
 BENCH_VM := testbed/vm/vm.sh --mem 3G --timeout 1800 --env NFS_UP=$(CURDIR)/testbed/vm/nfs-up.sh --env DIRECTORIES --env VERSION
+bench-group: ## measure a pod's fsGroup on a volume of a million files: by changing them, by looking at them, by the mount; FILES and DIRECTORY (on the disk to measure) for others
+	cargo run --profile quick --locked -p berth-host --example bench_group -- $(or $(DIRECTORY),$(CURDIR)/target/bench-group) $(FILES)
+
 bench-nfs: deps ## measure the NFS driver in the virtual machine, beside mounting by programs as csi-driver-nfs does: create, delete, publish, 10,000 volumes on one share; DIRECTORIES for less, VERSION for 4.0 or 4.2
 	cargo build --release --locked -p berth-backends --example bench_nfs
 	$(BENCH_VM) -- $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)/release/examples/bench_nfs

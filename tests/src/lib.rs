@@ -6,6 +6,7 @@
 
 pub mod browser;
 pub mod cloud;
+pub mod containerd;
 pub mod content;
 pub mod crash;
 pub mod csi;

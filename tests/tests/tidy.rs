@@ -44,6 +44,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("berth-controllers", &["berth-core", "berth-flex", "berth-host", "berth-kube"]),
     ("berth-sidecars", &["berth-core", "berth-csi", "berth-kube"]),
     ("berth-node", &["berth-core", "berth-csi", "berth-flex", "berth-host", "berth-kube", "berth-runtime"]),
+    ("berth-network", &["berth-core", "berth-kube"]),
     ("berth-ui", &["berth-core", "berth-kube"]),
     // For tests alone: no other row may name it.
     ("berth-testkit", &["berth-apiserver", "berth-csi", "berth-kube"]),
@@ -66,6 +67,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "berth-apiserver",
             "berth-kube",
             "berth-controllers",
+            "berth-network",
             "berth-sidecars",
             "berth-node",
             "berth-runtime",

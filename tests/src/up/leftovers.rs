@@ -42,7 +42,7 @@ fn runtimes(dir: &Path) -> Vec<PathBuf> {
     let data = dir.join("data");
     let others = fs::read_dir(data.join("nodes")).into_iter().flatten().flatten().map(|entry| entry.path());
     let nodes = std::iter::once(data).chain(others);
-    nodes.map(|root| root.join("node/containers")).collect()
+    nodes.flat_map(|root| ["node/containers", "node/cri"].map(|place| root.join(place))).collect()
 }
 
 /// Ends every process of a directory, and undoes its mounts and loop devices.

@@ -56,7 +56,7 @@ async fn walk(bench: &mut CloudBench, name: &str) -> Result<()> {
     let mounted = bench.insist("mount", async |csi| mount(&csi, &made, &dir).await).await?;
     fs::write(mounted.target.join("file"), name)?;
     let taken = format!("{name}-snapshot");
-    let snapshot = bench.insist("snapshot", async |csi| csi.snapshot(&taken, &made.id).await).await?;
+    let snapshot = bench.insist("snapshot", async |csi| csi.ready_snapshot(&taken, &made.id).await).await?;
     let source = || Some(from_snapshot(&snapshot.snapshot_id));
     let copy = format!("{name}-restored");
     let restored =
@@ -311,7 +311,7 @@ async fn a_group_of_snapshots_is_taken_once_whatever_answer_is_lost_and_goes_wit
         let mut of: Vec<&str> = taken.snapshots.iter().map(|one| one.source_volume_id.as_str()).collect();
         of.sort_unstable();
         ensure!(of.len() == 2 && sources.iter().all(|source| of.contains(source)), "{of:?}");
-        let again = csi.group_snapshot(name, &sources).await?;
+        let again = csi.ready_group_snapshot(name, &sources).await?;
         ensure!(again.group_snapshot_id == *id && again.snapshots.len() == 2, "{again:?}");
         refused(csi.group_snapshot(name, &sources[..1]).await, Code::AlreadyExists)?;
         let said = refused(csi.delete_snapshot(members[0]).await, Code::InvalidArgument)?;

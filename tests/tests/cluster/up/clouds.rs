@@ -242,32 +242,42 @@ spec:
         volumeMounts: [{name: data, mountPath: /data}]
   volumeClaimTemplates:
   - metadata: {name: data}
-    spec: {accessModes: [ReadWriteOnce], storageClassName: do-block-storage, resources: {requests: {storage: 1Gi}}}
+    spec: {accessModes: [ReadWriteOnce], storageClassName: cloud, resources: {requests: {storage: 1Gi}}}
 ";
 
 /// The server of the twin that a node is: the nodes of a machine are node-1, node-1-2 and so on.
-fn server(node: &str) -> &str {
-    node.strip_prefix("node-1-").unwrap_or("1")
+fn server(provider: &Provider, node: &str) -> String {
+    let number = node.strip_prefix("node-1-").unwrap_or("1");
+    format!("{}{number}", provider.instance.trim_end_matches('1'))
 }
 
 #[test]
-fn the_disk_of_a_node_that_lost_its_power_moves_by_the_out_of_service_rules() -> Result<()> {
+fn the_disk_of_a_node_that_lost_its_power_moves_by_the_out_of_service_rules_at_digitalocean() -> Result<()> {
+    moves_by_the_out_of_service_rules(&DIGITALOCEAN)
+}
+
+#[test]
+fn the_disk_of_a_node_that_lost_its_power_moves_by_the_out_of_service_rules_at_alibaba_cloud() -> Result<()> {
+    moves_by_the_out_of_service_rules(&ALIYUN)
+}
+
+fn moves_by_the_out_of_service_rules(provider: &Provider) -> Result<()> {
     let machine = Machine::start_with(&[
-        "--cloud=digitalocean",
-        "--driver=digitalocean",
+        &format!("--cloud={}", provider.name),
+        &format!("--driver={}", provider.name),
         "--nodes=3",
         "--node-monitor-grace-period=5s",
         "--default-unreachable-toleration-seconds=1",
         "--default-not-ready-toleration-seconds=1",
         "--force-detach-after=1h",
     ])?;
-    let twin = account(&machine)?;
-    machine.apply(WRITER)?;
+    let twin = account_at(&machine, provider.name)?;
+    machine.apply(&together(&[classes(provider), WRITER.to_owned()]))?;
     machine.wait("statefulset/writer", "jsonpath={.status.readyReplicas}=1")?;
     let node_of_pod =
         || -> Result<String> { Ok(text(&machine.get("pod/writer-0")?, "/spec/nodeName").to_owned()) };
     let (first, disk) = (node_of_pod()?, disk_of(&machine, "data-writer-0")?);
-    ensure!(twin.servers_of(&disk)? == [server(&first)]);
+    ensure!(twin.servers_of(&disk)? == [server(provider, &first)]);
     let written = |log: &str| log.lines().filter_map(|line| line.trim().parse::<u64>().ok()).max();
     let acknowledged = machine.until("some numbers are acknowledged", || {
         Ok(written(&machine.kubectl(&["logs", "writer-0"])?).filter(|last| *last >= 20))
@@ -275,11 +285,14 @@ fn the_disk_of_a_node_that_lost_its_power_moves_by_the_out_of_service_rules() ->
 
     // A power cut: the device is gone with what was not written, and the cloud still has the disk attached.
     machine.says(&["nodes", "stop", &first])?;
-    ensure!(twin.servers_of(&disk)? == [server(&first)]);
+    ensure!(twin.servers_of(&disk)? == [server(provider, &first)]);
     machine.until("the pod is to go", || {
         Ok(machine.get("pod/writer-0")?["metadata"]["deletionTimestamp"].is_string().then_some(()))
     })?;
-    ensure!(twin.servers_of(&disk)? == [server(&first)], "detached although the node may only be cut off");
+    ensure!(
+        twin.servers_of(&disk)? == [server(provider, &first)],
+        "detached although the node may only be cut off"
+    );
 
     // Somebody who knows says that it is off.
     machine.kubectl(&["taint", "node", &first, &format!("{OUT_OF_SERVICE}=nodeshutdown:NoExecute")])?;
@@ -289,7 +302,7 @@ fn the_disk_of_a_node_that_lost_its_power_moves_by_the_out_of_service_rules() ->
         Ok(Some(node).filter(|node| !node.is_empty() && *node != first))
     })?;
     machine.ready("writer-0")?;
-    ensure!(twin.servers_of(&disk)? == [server(&second)]);
+    ensure!(twin.servers_of(&disk)? == [server(provider, &second)]);
     let found = machine.exec_until("writer-0", "cat /data/numbers", |found| !found.trim().is_empty())?;
     let found: BTreeSet<u64> = found.lines().filter_map(|line| line.trim().parse().ok()).collect();
     ensure!(
@@ -300,7 +313,7 @@ fn the_disk_of_a_node_that_lost_its_power_moves_by_the_out_of_service_rules() ->
     // Back, it has nothing of the disk.
     machine.says(&["nodes", "start", &first])?;
     machine.kubectl(&["taint", "node", &first, &format!("{OUT_OF_SERVICE}-")])?;
-    ensure!(twin.servers_of(&disk)? == [server(&second)]);
+    ensure!(twin.servers_of(&disk)? == [server(provider, &second)]);
     machine.delete("statefulset/writer")?;
     machine.delete("pvc/data-writer-0")?;
     until_empty(&machine)?;

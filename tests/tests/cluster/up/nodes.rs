@@ -181,6 +181,156 @@ fn a_node_fails_comes_back_and_is_forgotten() -> Result<()> {
     machine.finish()
 }
 
+/// A pod on a node that leaves a file in its claim, which is snapshotted and cloned.
+const SOURCE: &str = "
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: data}
+spec: {accessModes: [ReadWriteOnce], resources: {requests: {storage: 16Mi}}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: source}
+spec:
+  terminationGracePeriodSeconds: 0
+  nodeSelector: {kubernetes.io/hostname: node-1-3}
+  containers:
+  - {name: main, image: busybox, command: [sh, -c, 'echo here > /data/file; sync; exec sleep 100000'], volumeMounts: [{name: data, mountPath: /data}]}
+  volumes: [{name: data, persistentVolumeClaim: {claimName: data}}]
+";
+
+/// A claim made from another object, and a pod that says nothing of nodes.
+fn copy(name: &str, source: &str) -> String {
+    format!(
+        "
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {{name: {name}}}
+spec: {{accessModes: [ReadWriteOnce], dataSource: {source}, resources: {{requests: {{storage: 16Mi}}}}}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {{name: {name}}}
+spec:
+  terminationGracePeriodSeconds: 0
+  containers:
+  - {{name: main, image: busybox, command: [sleep, '100000'], volumeMounts: [{{name: data, mountPath: /data}}]}}
+  volumes: [{{name: data, persistentVolumeClaim: {{claimName: {name}}}}}]
+"
+    )
+}
+
+#[test]
+fn restores_and_clones_find_the_node_of_their_source() -> Result<()> {
+    let machine = Machine::start_with(&["--nodes", "3"])?;
+    machine.apply(SOURCE)?;
+    machine.exec_until("source", "cat /data/file", |found| found.trim() == "here")?;
+    let snapshot = "
+apiVersion: snapshot.storage.k8s.io/v1
+kind: VolumeSnapshot
+metadata: {name: then}
+spec: {volumeSnapshotClassName: berth-local, source: {persistentVolumeClaimName: data}}
+";
+    machine.apply(snapshot)?;
+    machine.wait("volumesnapshot/then", "jsonpath={.status.readyToUse}=true")?;
+    // The node of the source is cordoned meanwhile, so that another is selected first.
+    machine.kubectl(&["cordon", "node-1-3"])?;
+    let sources = [
+        ("restored", "{apiGroup: snapshot.storage.k8s.io, kind: VolumeSnapshot, name: then}"),
+        ("cloned", "{kind: PersistentVolumeClaim, name: data}"),
+    ];
+    for (name, source) in sources {
+        machine.apply(&copy(name, source))?;
+        let why = "Selected node \"node-1-3\" for the volume, because the claim's source is there";
+        machine.until("the claim is handed over", || {
+            let of_it = |event: &Value| event["involvedObject"]["name"] == name && event["message"] == why;
+            Ok(machine.all("events")?.iter().any(of_it).then_some(()))
+        })?;
+    }
+    machine.kubectl(&["uncordon", "node-1-3"])?;
+    for (name, _) in sources {
+        machine.exec_until(name, "cat /data/file", |found| found.trim() == "here")?;
+        ensure!(node_of(&machine, name)? == "node-1-3", "{name}");
+        machine.delete(&format!("pod/{name}"))?;
+        machine.delete(&format!("pvc/{name}"))?;
+    }
+    machine.delete("pod/source")?;
+    machine.delete("volumesnapshot/then")?;
+    machine.delete("pvc/data")?;
+    machine.finish()
+}
+
+/// A pod of a priority that takes a port of its node.
+fn holder(name: &str, class: &str) -> String {
+    format!(
+        "
+apiVersion: v1
+kind: Pod
+metadata: {{name: {name}, labels: {{app: {name}}}}}
+spec:
+  terminationGracePeriodSeconds: 1
+  priorityClassName: {class}
+  containers:
+  - {{name: main, image: busybox, command: [sleep, '100000'], ports: [{{containerPort: 41234, hostPort: 41234}}]}}
+"
+    )
+}
+
+#[test]
+fn a_more_important_pod_takes_the_place_of_another() -> Result<()> {
+    let machine = Machine::start_with(&["--nodes", "2"])?;
+    let classes = "
+apiVersion: scheduling.k8s.io/v1
+kind: PriorityClass
+metadata: {name: high}
+value: 1000
+---
+apiVersion: scheduling.k8s.io/v1
+kind: PriorityClass
+metadata: {name: low}
+value: 10
+globalDefault: true
+---
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata: {name: kept}
+spec: {minAvailable: 1, selector: {matchLabels: {app: kept}}}
+";
+    machine.apply(classes)?;
+    says(&machine.kubectl(&["get", "priorityclasses"])?, "system-node-critical      2000001000   false")?;
+    for name in ["kept", "newer"] {
+        machine.apply(&holder(name, "low"))?;
+        machine.ready(name)?;
+    }
+    machine.wait("pdb/kept", "jsonpath={.status.currentHealthy}=1")?;
+    ensure!(node_of(&machine, "kept")? != node_of(&machine, "newer")?, "a port is taken once per node");
+    let place = node_of(&machine, "newer")?;
+    let refused = machine.kubectl(&["drain", &node_of(&machine, "kept")?, "--force", "--timeout=1s"]);
+    says(&refused.unwrap_err().to_string(), "it would violate the pod's disruption budget")?;
+    machine.kubectl(&["uncordon", &node_of(&machine, "kept")?])?;
+
+    machine.apply(&holder("important", "high"))?;
+    let uid = text(&machine.get("pod/important")?, "/metadata/uid").to_owned();
+    says(&machine.event("Pod", "newer", "Preempted")?, &format!("Preempted by pod {uid} on node {place}"))?;
+    says(
+        &machine.event("Pod", "important", "FailedScheduling")?,
+        "0/2 nodes are available: 2 node(s) didn't have free ports for the requested pod ports.",
+    )?;
+    machine.ready("important")?;
+    ensure!(node_of(&machine, "important")? == place);
+    ensure!(machine.get("pod/newer").is_err(), "it has left");
+    machine.get("pod/kept")?;
+    machine.apply(&holder("latecomer", "low"))?;
+    says(
+        &machine.event("Pod", "latecomer", "FailedScheduling")?,
+        "preemption: 0/2 nodes are available: 2 No preemption victims found for incoming pod.",
+    )?;
+    for pod in ["latecomer", "important", "kept"] {
+        machine.delete(&format!("pod/{pod}"))?;
+    }
+    machine.finish()
+}
+
 /// A pod that appends numbers to a file, each synced before it is printed.
 const WRITER: &str = "
 apiVersion: storage.k8s.io/v1
