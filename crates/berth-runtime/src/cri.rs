@@ -591,16 +591,8 @@ impl Runtime for Cri {
     }
 
     async fn exited(&self, id: &ContainerId) -> Exit {
-        let Some(container) = self.get(id) else {
-            return Exit::unknown(format!("there is no container {id}"));
-        };
-        let mut state = container.state.subscribe();
-        drop(container);
-        let seen = state.wait_for(|state| matches!(state, Some(State::Exited(_)))).await;
-        match seen.as_deref() {
-            Ok(Some(State::Exited(exit))) => exit.clone(),
-            _ => Exit::unknown(format!("container {id} was not started")),
-        }
+        let state = self.get(id).map(|container| container.state.subscribe());
+        Exit::awaited(id, state).await
     }
 
     async fn stop(&self, id: &ContainerId, grace: Duration) -> Exit {

@@ -23,8 +23,9 @@ use rustix::{
     io::Errno,
     process::{Pid, PidfdFlags, WaitId, WaitIdOptions, pidfd_open},
 };
+use tokio::sync::watch;
 
-use crate::{TERMINATION_FILE, sys};
+use crate::{ContainerId, TERMINATION_FILE, sys};
 
 pub(crate) const STATUS_FILE: &str = "status";
 
@@ -116,6 +117,17 @@ impl Exit {
     pub(crate) fn unknown(message: String) -> Self {
         let reason = Reason::ContainerStatusUnknown;
         Self { code: KILLED, signal: None, reason, message, started: None, finished: Timestamp::now() }
+    }
+
+    /// The end of a container whose `state` is given if there is such a container.
+    pub(crate) async fn awaited(id: &ContainerId, state: Option<watch::Receiver<Option<State>>>) -> Self {
+        let Some(mut state) = state else {
+            return Self::unknown(format!("there is no container {id}"));
+        };
+        match state.wait_for(|state| matches!(state, Some(State::Exited(_)))).await.as_deref() {
+            Ok(Some(State::Exited(exit))) => exit.clone(),
+            _ => Self::unknown(format!("container {id} was not started")),
+        }
     }
 
     /// How the container of a directory ended, whose shim was `killed` by us or not.
