@@ -132,7 +132,9 @@ async fn hidden_directories_are_empty() {
 async fn a_read_only_root_leaves_volumes_and_dev_writable() {
     let scratch = Scratch::new();
     let volume = scratch.dir("volume");
-    let mut spec = scratch.sh("touch /tmp/x 2>&1 || echo refused; touch /data/x /dev/shm/x && echo fine");
+    // A directory that can be written says which mount it is.
+    let script = "touch /tmp/x 2>&1 && cat /proc/self/mountinfo || echo refused; touch /data/x /dev/shm/x && echo fine";
+    let mut spec = scratch.sh(script);
     spec.read_only_root = true;
     spec.mounts = vec![mount(&volume, "/data", false)];
     let (printed, _) = scratch.run(&scratch.open(), spec).await;
