@@ -181,6 +181,13 @@ pub(crate) trait Plugin: Send + Sync {
         Ok(None)
     }
 
+    /// Why a device that a pod has waited for will not be attached: the node has as many as it can have. What Kubernetes knows
+    /// of that number is then brought up to date.
+    async fn attach_limit(&self, volume: &PodVolume) -> Option<String> {
+        let _ = volume;
+        None
+    }
+
     /// Prepares the device on the node (CSI: NodeStage). Called only where `device` asks for it.
     async fn stage(&self, volume: &PodVolume) -> Result<(), Failed> {
         let _ = volume;

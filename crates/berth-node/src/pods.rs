@@ -119,8 +119,8 @@ struct ObservedPod {
     misses: bool,
     /// What it lacks may have come.
     came: bool,
-    /// When it was found that the pod takes more of the disk than it may, and the message about it.
-    evicted: Option<(Timestamp, String)>,
+    /// When the node found that the pod cannot stay, and why.
+    ended: Option<(Timestamp, End)>,
 }
 
 #[derive(Default)]
@@ -349,9 +349,12 @@ impl Pods {
                 self.note_pull_later(pod, container, known);
             }
         }
-        let evicted = entry.observed().evicted.clone();
+        if let Some(message) = self.options.volumes.refused(&entry.uid) {
+            entry.end(End { reason: status::ATTACH_LIMIT, message });
+        }
+        let ended = entry.observed().ended.clone();
         let deadline = deadline(spec, work.first_observed(pod));
-        let deadline = evicted.iter().map(|(since, _)| *since).chain(deadline).min();
+        let deadline = ended.iter().map(|(since, _)| *since).chain(deadline).min();
         let decision = loop {
             self.follow_probes(entry, work, pod, spec);
             let (ready, now) = (volumes.is_some(), Timestamp::now());
@@ -362,7 +365,7 @@ impl Pods {
             self.start_all(entry, work, pod, spec, &decision, volumes).await;
         };
         if decision.is_expired && work.end.is_none() {
-            work.end = Some(self.note_end(pod, evicted.map(|(_, message)| message)));
+            work.end = Some(self.note_end(pod, ended.map(|(_, end)| end)));
         }
         let is_evicted = work.end.as_ref().is_some_and(|end| end.reason == status::EVICTED);
         let grace = if is_evicted { eviction::GRACE } else { grace(pod) };
@@ -394,12 +397,12 @@ impl Pods {
         }
     }
 
-    /// Records on a pod why the node ends it: it is evicted for a reason, or its time is over.
-    fn note_end(&self, pod: &Pod, evicted: Option<String>) -> End {
+    /// Records on a pod why the node ends it: for a reason of its own, or because the pod's time is over.
+    fn note_end(&self, pod: &Pod, ended: Option<End>) -> End {
         let recorder = &self.options.recorder;
-        if let Some(message) = evicted {
-            recorder.warning(pod, status::EVICTED, &message);
-            return End { reason: status::EVICTED, message };
+        if let Some(end) = ended {
+            recorder.warning(pod, end.reason, &end.message);
+            return end;
         }
         recorder.normal(pod, status::EXPIRED, status::EXPIRED_MESSAGE);
         End { reason: status::EXPIRED, message: status::EXPIRED_MESSAGE.to_owned() }
@@ -679,6 +682,11 @@ impl Entry {
             work: tokio::sync::Mutex::default(),
             pending_report: Mutex::default(),
         }
+    }
+
+    /// Notes that the pod cannot stay, unless it cannot for another reason already.
+    fn end(&self, end: End) {
+        self.observed().ended.get_or_insert((Timestamp::now(), end));
     }
 
     /// The pod as Kubernetes has it.

@@ -68,6 +68,8 @@ pub(crate) struct Options {
     pub node: Arc<dyn Attachments>,
     /// Records events on pods and claims.
     pub recorder: Recorder,
+    /// How long a device may take to be attached before that is a problem of the pods that want it.
+    pub attach_patience: Duration,
     /// Called with a pod's uid when its volumes have become ready, or are gone.
     pub changed: Box<dyn Fn(&str) + Send + Sync>,
 }
@@ -115,7 +117,7 @@ enum Outcome {
 }
 
 /// As long as a kubelet lets a pod wait for its volumes before it complains.
-const WAITING_EVENT_DELAY: Duration = Duration::from_secs(123);
+pub(crate) const WAITING_EVENT_DELAY: Duration = Duration::from_secs(123);
 
 const IN_USE: &str = "volume uses the ReadWriteOncePod access mode and is already in use by another pod";
 
@@ -179,6 +181,11 @@ impl Volumes {
     /// Where a pod finds its volumes, by their names in the pod; `None` until it has all of them.
     pub(crate) fn ready(&self, pod_uid: &str) -> Option<HashMap<String, Ready>> {
         self.state().ready(pod_uid)
+    }
+
+    /// Why a pod will never have all of its volumes on this node, once that is known.
+    pub(crate) fn refused(&self, pod_uid: &str) -> Option<String> {
+        self.state().pods.get(pod_uid)?.refused.clone()
     }
 
     /// Keeps a pod's volumes from being grown until the guards are dropped: where the kernel grows a filesystem only
@@ -350,7 +357,7 @@ impl Volumes {
                 let outcome = match &action {
                     Action::TearDown(placed) => self.tear_down(placed).await,
                     Action::ReportInUse => self.report_in_use(group).await,
-                    Action::AwaitAttachment => self.await_attachment(group),
+                    Action::AwaitAttachment => self.await_attachment(group).await,
                     Action::Stage(placed) => self.stage(group, placed).await,
                     Action::SetUp(placed) => self.set_up(placed).await,
                     Action::Refuse(placed) => {
@@ -706,24 +713,42 @@ impl Volumes {
         Outcome::Done
     }
 
-    /// Attaching is the work of others, who record their failures; only a long wait has an event.
-    fn await_attachment(&self, group: &Group) -> Outcome {
+    /// Attaching is the work of others, who record their failures; only a long wait has an event, and ends a pod that waits on a
+    /// node which has as many devices as it can have: another pod in its place may go elsewhere.
+    async fn await_attachment(&self, group: &Group) -> Outcome {
         let now = Instant::now();
         let since = self.with_device(group, |entry| *entry.waiting.get_or_insert(now));
-        if since.is_some_and(|since| now - since >= WAITING_EVENT_DELAY) {
-            let waiting: Vec<Placed> = {
+        if since.is_some_and(|since| now - since >= self.options.attach_patience) {
+            let waiting: Vec<(Placed, Arc<dyn Plugin>, PodVolume)> = {
                 let state = self.state();
                 let pod_mounts = state.groups.get(group).into_iter().flat_map(|members| &members.pod_mounts);
                 pod_mounts
-                    .filter(|(_, pod_mount)| pod_mount.volume.is_some())
-                    .map(|(placed, _)| placed.clone())
+                    .filter_map(|(placed, pod_mount)| {
+                        Some((placed.clone(), pod_mount.plugin.clone(), pod_mount.volume.clone()?))
+                    })
                     .collect()
             };
-            for placed in waiting {
+            for (placed, plugin, volume) in waiting {
+                if let Some(why) = plugin.attach_limit(&volume).await {
+                    self.refuse(&placed.pod_uid, &volume.name, &why);
+                    continue;
+                }
                 self.problem(&placed, "WaitForAttach", "WaitForAttach", "timed out waiting for the condition: the volume is not attached to this node; its VolumeAttachment says why");
             }
         }
-        Outcome::Wait(WAITING_EVENT_DELAY)
+        Outcome::Wait(self.options.attach_patience)
+    }
+
+    /// Notes that a pod will never have one of its volumes on this node.
+    fn refuse(&self, pod_uid: &str, name: &str, why: &str) {
+        let message = format!(
+            "Node has reached its volume attachment limit, rejecting pod. unmounted volumes=[{name}], \
+             unattached volumes=[{name}], failed to process volumes=[]: {why}"
+        );
+        if let Some(wishes) = self.state().pods.get_mut(pod_uid) {
+            wishes.refused = Some(message);
+        }
+        (self.options.changed)(pod_uid);
     }
 
     /// Records why a pod does not get its volume, and its event: `mount` and `map` name the step for filesystems and devices.

@@ -334,6 +334,15 @@ impl Plugin for Csi {
         Ok(Some(Device { unique_name: csi.unique_name(), attach, stage }))
     }
 
+    /// As a driver's CSIDriver asks for it by the period in which its limit is to be read again.
+    async fn attach_limit(&self, volume: &PodVolume) -> Option<String> {
+        let csi = volume.csi().ok()?;
+        self.objects.named(&csi.driver)?.spec.node_allocatable_update_period_seconds?;
+        let why = self.exhausted(&csi.driver, &csi.handle).await?;
+        self.drivers.refresh(&csi.driver);
+        Some(why)
+    }
+
     async fn stage(&self, volume: &PodVolume) -> Result<(), Failed> {
         let begun = Instant::now();
         let staged = self.stage_volume(volume).await;

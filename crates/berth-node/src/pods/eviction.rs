@@ -14,13 +14,13 @@ use berth_host::path::Dir;
 use berth_host::usage;
 use berth_kube::storage::{is_over, volumes_of_pod};
 use berth_runtime::blocking;
-use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::ResourceExt as _;
 use tokio::time::MissedTickBehavior;
 
-use super::Pods;
+use super::status::EVICTED;
+use super::{End, Pods};
 use crate::layout::Layout;
 
 /// How often the disk is measured, as by the kubelet.
@@ -61,7 +61,7 @@ impl Pods {
     fn evict(&self, pod: &Pod, message: String) {
         let uid = pod.uid().unwrap_or_default();
         let Some(entry) = self.entry(&uid) else { return };
-        entry.observed().evicted.get_or_insert((Timestamp::now(), message));
+        entry.end(End { reason: EVICTED, message });
         self.options.queue.add(uid);
     }
 }

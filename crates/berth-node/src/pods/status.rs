@@ -54,6 +54,9 @@ pub(super) const EXPIRED_MESSAGE: &str = "Pod was active on the node longer than
 /// Why a pod has ended that took more of the disk than it may.
 pub(super) const EVICTED: &str = "Evicted";
 
+/// Why a pod has ended for whose volume the node had no room any more.
+pub(super) const ATTACH_LIMIT: &str = "VolumeAttachmentLimitExceeded";
+
 /// The status; what others have put into it stays.
 pub(super) fn build(view: &View<'_>) -> PodStatus {
     let old = view.pod.status.clone().unwrap_or_default();
@@ -81,7 +84,7 @@ pub(super) fn build(view: &View<'_>) -> PodStatus {
     PodStatus {
         phase: Some(view.decision.phase.as_str().to_owned()),
         reason: end.map(|end| end.reason.to_owned()).or(old.reason),
-        message: end.map(|end| end.message.clone()).or(old.message),
+        message: end.map(end_message).or(old.message),
         conditions: Some(merged(old.conditions.as_deref().unwrap_or_default(), conditions)),
         container_statuses: Some(containers),
         init_container_statuses: (!init.is_empty()).then_some(init),
@@ -94,6 +97,14 @@ pub(super) fn build(view: &View<'_>) -> PodStatus {
         qos_class: old.qos_class.clone().or_else(|| Some(qos_class(&spec).to_owned())),
         observed_generation: view.pod.metadata.generation.or(old.observed_generation),
         ..old
+    }
+}
+
+/// What the status says of an end; a pod whose volumes never came was not accepted.
+fn end_message(end: &End) -> String {
+    match end.reason {
+        ATTACH_LIMIT => format!("Pod was rejected: {}", end.message),
+        _ => end.message.clone(),
     }
 }
 

@@ -37,6 +37,8 @@ pub(super) struct Wishes {
     pub(super) pod: Arc<Pod>,
     /// By the name in the pod.
     pub(super) volumes: BTreeMap<String, Wish>,
+    /// Why the pod will never have all of them on this node.
+    pub(super) refused: Option<String>,
 }
 
 #[derive(Clone)]
@@ -137,10 +139,11 @@ impl State {
     pub(super) fn want(&mut self, pod: &Arc<Pod>, uid: &str) -> Vec<String> {
         let mut missing = Vec::new();
         self.held.remove(uid);
-        let wishes = self
-            .pods
-            .entry(uid.to_owned())
-            .or_insert_with(|| Wishes { pod: pod.clone(), volumes: BTreeMap::new() });
+        let wishes = self.pods.entry(uid.to_owned()).or_insert_with(|| Wishes {
+            pod: pod.clone(),
+            volumes: BTreeMap::new(),
+            refused: None,
+        });
         wishes.pod = pod.clone();
         for (volume, block) in mentioned(pod) {
             if wishes.volumes.contains_key(&volume.name) {

@@ -58,6 +58,10 @@ impl Plugin for Fake {
         self.call("device", "").map(|()| Some(device()))
     }
 
+    async fn attach_limit(&self, _: &PodVolume) -> Option<String> {
+        self.answers.lock().get("attach_limit").map(|_| "no slot is free".to_owned())
+    }
+
     async fn stage(&self, _: &PodVolume) -> Result<(), Failed> {
         self.call("stage", "fake/dev")
     }
@@ -147,6 +151,7 @@ impl World {
             plugins: vec![plugin.clone()],
             node: node.clone(),
             recorder: Recorder::new(&cluster, "kubelet", "n"),
+            attach_patience: Duration::from_millis(100),
             changed: Box::new(move |_| sender.send_modify(|count| *count += 1)),
         });
         Self { plugin, node, volumes, cluster, server, shutdown, changed }
@@ -254,6 +259,27 @@ async fn a_device_that_is_not_attached_is_waited_for_and_given_up_with_its_pod()
     world.node.attached.send_replace(true);
     world.volumes.attachment_changed("fake/dev");
     world.calls(after, &["stage fake/dev", "set_up a"]).await;
+}
+
+#[tokio::test]
+async fn a_pod_waits_long_for_a_device_and_not_at_all_for_one_that_a_full_node_never_gets() {
+    let world = World::new(Fake::default()).await;
+    world.node.attached.send_replace(false);
+    world.run();
+    world.volumes.want(&pod("a"));
+    world
+        .has_event("FailedMount", "MountVolume.WaitForAttach failed for volume \"v\" : timed out waiting")
+        .await;
+    assert_eq!(world.volumes.refused("a"), None);
+    world.plugin.fail("attach_limit", &[]);
+    world.volumes.want(&pod("b"));
+    world.until(|volumes| volumes.refused("b").is_some()).await;
+    let expected = "Node has reached its volume attachment limit, rejecting pod. unmounted volumes=[v], \
+                    unattached volumes=[v], failed to process volumes=[]: no slot is free";
+    assert_eq!(world.volumes.refused("b").unwrap(), expected);
+    // Nothing of it stays with the pod's wishes.
+    world.volumes.unwant("b");
+    assert_eq!(world.volumes.refused("b"), None);
 }
 
 #[tokio::test]

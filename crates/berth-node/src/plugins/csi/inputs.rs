@@ -8,6 +8,7 @@ use berth_kube::storage::attachment_name;
 use k8s_openapi::api::core::v1::{Pod, Secret, SecretReference};
 use k8s_openapi::api::storage::v1::VolumeAttachment;
 use serde_json::{Map, Value, json};
+use tonic::Code;
 
 use super::Csi;
 use super::rules::Rules;
@@ -68,6 +69,15 @@ impl Csi {
             return Err(failed(error.unwrap_or_else(|| "not attached yet".to_owned())));
         }
         Ok(status.attachment_metadata.unwrap_or_default())
+    }
+
+    /// What the driver said when it attached no further volume to the node, as the node has as many as it can have.
+    pub(super) async fn exhausted(&self, driver: &str, handle: &str) -> Option<String> {
+        let name = attachment_name(driver, handle, &self.node);
+        let attachment = self.cluster.fetch::<VolumeAttachment>(&Key::cluster(&name)).await.ok()??;
+        let error = attachment.status.as_ref()?.attach_error.as_ref()?;
+        let exhausted = error.error_code == Some(Code::ResourceExhausted as i32);
+        exhausted.then(|| error.message.clone().unwrap_or_default())
     }
 
     /// The tokens that the driver wants, as one entry of a context or of secrets; none if it wants none.

@@ -18,7 +18,7 @@ use tonic::Code;
 use super::*;
 use crate::plugin::Certainty;
 use crate::registration::tests::World;
-use berth_kube::storage::attachment_name;
+use berth_kube::{Key, storage::attachment_name};
 
 const DRIVER: &str = "a.example";
 
@@ -391,6 +391,45 @@ async fn an_attached_volume_gets_what_attaching_brought_and_its_secrets() {
     let [Call::Stage(stage)] = calls.as_slice() else { panic!("{calls:?}") };
     assert_eq!(stage.publish_context["dev"], "/dev/x");
     assert_eq!(stage.secrets["password"], "hunter2");
+}
+
+#[tokio::test]
+async fn a_full_node_is_known_by_the_attachment_of_a_driver_whose_limit_is_read_again() {
+    let (world, _fake, csi) = with_fake(&[]).await;
+    let volume = persistent(DRIVER, "h", json!({}));
+    csi.objects.synced().await;
+    let attachment: VolumeAttachment = object(json!({
+        "metadata": { "name": attachment_name(DRIVER, "h", "n") },
+        "spec": { "attacher": DRIVER, "nodeName": "n", "source": { "persistentVolumeName": "pv" } },
+    }));
+    let attachment = world.cluster.create(&attachment).await.unwrap();
+    let fail = async |code: i32| {
+        let attachment =
+            world.cluster.fetch::<VolumeAttachment>(&Key::of(&*attachment)).await.unwrap().unwrap();
+        let error = json!({ "message": "no slot is free", "errorCode": code });
+        world
+            .cluster
+            .update_status(&*attachment, |attachment| {
+                attachment.status = Some(object(json!({ "attached": false, "attachError": error })));
+            })
+            .await
+            .unwrap();
+    };
+    fail(Code::ResourceExhausted as i32).await;
+    assert_eq!(csi.attach_limit(&volume).await, None, "the driver's limit is not read again");
+    let driver: CSIDriver = object(json!({
+        "metadata": { "name": DRIVER }, "spec": { "nodeAllocatableUpdatePeriodSeconds": 3600 },
+    }));
+    world.cluster.create(&driver).await.unwrap();
+    let known = async {
+        while csi.objects.named(DRIVER).is_none() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), known).await.unwrap();
+    assert_eq!(csi.attach_limit(&volume).await.as_deref(), Some("no slot is free"));
+    fail(Code::Internal as i32).await;
+    assert_eq!(csi.attach_limit(&volume).await, None);
 }
 
 #[tokio::test]
