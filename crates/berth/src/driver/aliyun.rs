@@ -37,7 +37,7 @@ pub(super) const BACKEND: Backend = Backend {
     embedded_flags: |command| command,
     embedded,
     objects: |name| Objects {
-        driver: (name == names::ALIYUN_DRIVER).then(|| csi_driver(name)),
+        driver: (name == names::ALIYUN_DRIVER).then(|| objects::cloud_disk_driver(name)),
         classes: CLASSES.iter().map(|class| storage_class(name, class)).collect(),
         snapshot_classes: vec![objects::snapshot_class("alibabacloud-disk-snapshot", name)],
     },
@@ -49,13 +49,6 @@ const NAME_IN_PATH: &str = "driverplugin.csi.alibabacloud.com-replace";
 /// Where upstream's controller and its nodes serve HTTP.
 const CONTROLLER_PORT: u16 = 11270;
 const NODE_PORT: u16 = 11260;
-
-/// As upstream's manifest says it: attached, and without volumes of a pod's own.
-fn csi_driver(name: &str) -> serde_json::Value {
-    let mut object = objects::csi_driver(name, true);
-    object["spec"]["volumeLifecycleModes"] = json!(["Persistent"]);
-    object
-}
 
 fn storage_class(driver: &str, (name, types, waits): &(&str, &str, bool)) -> serde_json::Value {
     json!({

@@ -38,19 +38,12 @@ pub(super) const BACKEND: Backend = Backend {
     embedded_flags: |command| command,
     embedded,
     objects: |name| Objects {
-        driver: (name == names::DIGITALOCEAN_DRIVER).then(|| csi_driver(name)),
+        driver: (name == names::DIGITALOCEAN_DRIVER).then(|| objects::cloud_disk_driver(name)),
         classes: CLASSES.iter().map(|class| storage_class(name, class)).collect(),
         snapshot_classes: vec![objects::snapshot_class("do-block-storage", name)],
     },
     replaced: Replaced::NOTHING,
 };
-
-/// As upstream's manifest says it: attached, and without volumes of a pod's own.
-fn csi_driver(name: &str) -> serde_json::Value {
-    let mut object = objects::csi_driver(name, true);
-    object["spec"]["volumeLifecycleModes"] = json!(["Persistent"]);
-    object
-}
 
 fn storage_class(driver: &str, (name, filesystem, policy): &(&str, &str, &str)) -> serde_json::Value {
     let mut class = json!({

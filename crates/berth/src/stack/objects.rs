@@ -55,6 +55,15 @@ pub(crate) fn csi_driver(name: &str, attached: bool) -> Value {
     })
 }
 
+/// The same for the disks of a cloud, as upstream's manifests say it: attached, and without volumes of a pod's own. How many a
+/// node can have is asked again now and then.
+pub(crate) fn cloud_disk_driver(name: &str) -> Value {
+    let mut object = csi_driver(name, true);
+    object["spec"]["volumeLifecycleModes"] = json!(["Persistent"]);
+    object["spec"]["nodeAllocatableUpdatePeriodSeconds"] = json!(600);
+    object
+}
+
 /// The class of claims that name none.
 pub(crate) fn default_storage_class(driver: &str) -> Value {
     json!({
