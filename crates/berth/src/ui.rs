@@ -55,6 +55,7 @@ pub(crate) struct ReplayArgs {
 
 /// The flags of `berth up` for its page.
 #[derive(Debug, Clone, ClapArgs)]
+#[command(next_help_heading = "The web page")]
 pub(crate) struct UpArgs {
     /// Serve a web page that shows the storage of this machine
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set, num_args = 0..=1, default_missing_value = "true", require_equals = true, value_name = "BOOL")]

@@ -55,9 +55,6 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=100), value_name = "COUNT")]
     nodes: u8,
 
-    #[command(flatten)]
-    failures: NodeFailures,
-
     /// A driver to run, or none; may be given several times
     #[arg(long = "driver", default_values_t = ["local".to_owned()], value_name = "BACKEND")]
     drivers: Vec<String>,
@@ -108,13 +105,17 @@ pub(crate) struct Args {
     detach: bool,
 
     #[command(flatten)]
-    nfs: nfs::ServerArgs,
+    empty_store: EmptyStore,
+
+    // What has a heading comes last: clap puts all flags that follow a heading below it.
+    #[command(flatten)]
+    failures: NodeFailures,
 
     #[command(flatten)]
     ui: ui::UpArgs,
 
     #[command(flatten)]
-    empty_store: EmptyStore,
+    nfs: nfs::ServerArgs,
 
     #[command(flatten)]
     logging: logging::Logging,
