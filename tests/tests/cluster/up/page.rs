@@ -204,6 +204,12 @@ fn a_thousand_claims_stay_smooth_and_a_full_volume_is_found_among_them() -> Resu
 /// The views, with a claim and a volume that are there.
 const VIEWS: [&str; 6] = ["#/overview", "#/volumes", "#/volume/default/data", "#/flow", "#/nodes", "#/leaks"];
 
+/// Returns the innermost elements that reach beyond the window.
+const TOO_WIDE: &str = "
+    const beyond = (e) => e.getBoundingClientRect().right > innerWidth;
+    const all = [...document.querySelectorAll('main *')].filter((e) => beyond(e) && ![...e.children].some(beyond));
+    return all.map((e) => e.outerHTML.slice(0, 200));";
+
 #[test]
 fn every_view_can_be_read_aloud_used_by_keyboard_and_read_on_a_telephone() -> Result<()> {
     let machine = Machine::start()?;
@@ -231,7 +237,7 @@ fn every_view_can_be_read_aloud_used_by_keyboard_and_read_on_a_telephone() -> Re
             }
             browser
                 .holds("return document.documentElement.scrollWidth <= innerWidth")
-                .with_context(|| format!("{view} is wider than {width} px"))?;
+                .with_context(|| format!("{view} is wider than {width} px: {:?}", browser.run(TOO_WIDE)))?;
             browser.holds("return document.querySelectorAll('h1').length === 1")?;
             let nameless: Vec<_> = browser
                 .accessible_names()?

@@ -393,8 +393,9 @@ function waterfall(v, ep, onCall) {
     line.parts.push(x);
   }
   const holder = h("div"), most = Math.max(...lines.map((l) => ep.open || l.who === "you" ? -1 : sum(l.parts, (x) => x.d || 0)));
-  let shorten = true;
+  let shorten = true, narrow;
   function render() {
+    narrow = innerWidth < 600;
     const sc = timeScale(ep.steps, end, shorten);
     const pc = (f) => `${(f * 100).toFixed(3)}%`;
     const ticks = axis(sc, end);
@@ -415,7 +416,7 @@ function waterfall(v, ep, onCall) {
             x.call ? [h("dt", null, "code"), h("dd", null, x.code || "OK")] : null, x.attempt ? [h("dt", null, "attempt"), h("dd", null, `${x.attempt} of ${line.parts.length}`)] : null,
             x.reach ? [h("dt", null, "reached"), h("dd", null, x.reach)] : null, x.note ? [h("dt", null, "note"), h("dd", null, x.note)] : null), x.err ? h("div", { class: "e" }, x.err) : null)) }));
         // The label of a milestone stands right of its bar; where there is no room, in it; else left of it.
-        if (x.reach) { const tight = innerWidth < 600, side = b <= (tight ? 0.7 : 0.8) ? "" : b - a > (tight ? 0.32 : 0.25) ? "in" : "left"; lane.push(h("span", { class: `wf-m ${side}`, style: { left: pc(side === "left" ? a : b) } }, shape("ok"), x.reach)); }
+        if (x.reach) { const side = b <= (narrow ? 0.7 : 0.8) ? "" : b - a > (narrow ? 0.32 : 0.25) ? "in" : "left"; lane.push(h("span", { class: `wf-m ${side}`, style: { left: pc(side === "left" ? a : b) } }, shape("ok"), x.reach)); }
       });
       const fails = line.parts.filter((x) => x.err).length;
       return h("div", { class: "wf-r", role: "row" },
@@ -428,7 +429,7 @@ function waterfall(v, ep, onCall) {
     holder.replaceChildren(
       h("div", { class: "wf", role: "table", "aria-label": `${ep.name}, step by step` },
         h("div", { class: "wf-h", role: "row" }, h("span", { role: "columnheader" }, "Who did what"), h("div", { class: "axis", role: "columnheader", "aria-label": "Time" },
-          ticks.map((t, i) => h("span", { class: i === 0 ? "first" : "", style: { left: pc(sc.x(t)) } }, axisText(t, end))), ep.open ? h("span", { class: "last", style: { left: "100%" } }, `now, ${took(end)}`) : null), h("span", { role: "columnheader", class: "num" }, "Took")),
+          ticks.map((t, i) => h("span", { class: i === 0 ? "first" : sc.x(t) > 0.9 ? "last" : "", style: { left: pc(sc.x(t)) } }, axisText(t, end))), ep.open ? h("span", { class: "last", style: { left: "100%" } }, `now, ${took(end)}`) : null), h("span", { role: "columnheader", class: "num" }, "Took")),
         h("div", { class: "wf-grid", "aria-hidden": "true" }, ticks.slice(1).map((t) => h("div", { class: "tick", style: { left: pc(sc.x(t)) } })),
           sc.gaps.map(([a, b]) => h("div", { class: "gap", title: `Nobody worked for ${took(b - a)}`, style: { left: pc(sc.x(a)), width: pc(sc.x(b) - sc.x(a)) } }, h("span", null, axisText(b - a, Infinity)))), milestones),
         rows),
@@ -438,6 +439,8 @@ function waterfall(v, ep, onCall) {
         sc.canShorten ? h("label", { class: "check", style: { "margin-left": "auto" } }, h("input", { type: "checkbox", checked: shorten, onchange: (e) => { shorten = e.target.checked; render(); } }), `Draw waits short (${took(sc.waited)} in which nobody worked)`) : null));
   }
   render();
+  // The observer ends with the element.
+  new ResizeObserver(() => { if (narrow !== innerWidth < 600) render(); }).observe(holder);
   return holder;
 }
 
