@@ -54,6 +54,7 @@
 //!         stand_ins: Vec::new(),
 //!         volume_plugins: None,
 //!         csi_timeout: None,
+//!         attach_timeout: None,
 //!         volume_plugin_timeouts: berth_flex::Timeouts::default(),
 //!         pod_pids_limit: None,
 //!         nfs: None,

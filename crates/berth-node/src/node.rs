@@ -72,7 +72,7 @@ pub struct Options {
     pub csi_timeout: Option<Duration>,
     /// How long a volume may take to be attached before that is a problem of the pods that want it; as long as with the kubelet if
     /// `None`.
-    pub attach_patience: Option<Duration>,
+    pub attach_timeout: Option<Duration>,
     /// How long FlexVolume drivers may take.
     pub volume_plugin_timeouts: berth_flex::Timeouts,
     /// Processes and threads that each pod may have; any number if `None`.
@@ -215,7 +215,7 @@ impl Node {
             ),
             node: machine.clone(),
             recorder: recorder.clone(),
-            attach_patience: options.attach_patience.unwrap_or(volumes::WAITING_EVENT_DELAY),
+            attach_timeout: options.attach_timeout.unwrap_or(volumes::WAITING_EVENT_DELAY),
             changed: Box::new(move |uid| changed.add(uid.to_owned())),
         });
         // Nobody has asked for a refresh yet: no pod is set up before `run`.

@@ -655,23 +655,6 @@ impl Pods {
             }
         }
     }
-
-    /// Emits an event about one container of a pod.
-    fn emit(&self, pod: &Pod, container: &str, severity: Severity, reason: &str, message: impl Into<String>) {
-        let spec = pod.spec.as_ref();
-        let mut init = spec.into_iter().flat_map(|spec| spec.init_containers.iter().flatten());
-        let mut ephemeral = spec.into_iter().flat_map(|spec| spec.ephemeral_containers.iter().flatten());
-        let field = if init.any(|other| other.name == container) {
-            "initContainers"
-        } else if ephemeral.any(|other| other.name == container) {
-            "ephemeralContainers"
-        } else {
-            "containers"
-        };
-        let mut about = reference(pod);
-        about.field_path = Some(format!("spec.{field}{{{container}}}"));
-        self.options.recorder.record(about, severity, reason, message);
-    }
 }
 
 impl Entry {

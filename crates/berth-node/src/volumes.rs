@@ -69,7 +69,7 @@ pub(crate) struct Options {
     /// Records events on pods and claims.
     pub recorder: Recorder,
     /// How long a device may take to be attached before that is a problem of the pods that want it.
-    pub attach_patience: Duration,
+    pub attach_timeout: Duration,
     /// Called with a pod's uid when its volumes have become ready, or are gone.
     pub changed: Box<dyn Fn(&str) + Send + Sync>,
 }
@@ -718,7 +718,7 @@ impl Volumes {
     async fn await_attachment(&self, group: &Group) -> Outcome {
         let now = Instant::now();
         let since = self.with_device(group, |entry| *entry.waiting.get_or_insert(now));
-        if since.is_some_and(|since| now - since >= self.options.attach_patience) {
+        if since.is_some_and(|since| now - since >= self.options.attach_timeout) {
             let waiting: Vec<(Placed, Arc<dyn Plugin>, PodVolume)> = {
                 let state = self.state();
                 let pod_mounts = state.groups.get(group).into_iter().flat_map(|members| &members.pod_mounts);
@@ -736,7 +736,7 @@ impl Volumes {
                 self.problem(&placed, "WaitForAttach", "WaitForAttach", "timed out waiting for the condition: the volume is not attached to this node; its VolumeAttachment says why");
             }
         }
-        Outcome::Wait(self.options.attach_patience)
+        Outcome::Wait(self.options.attach_timeout)
     }
 
     /// Notes that a pod will never have one of its volumes on this node.

@@ -1,4 +1,5 @@
-//! What a pod is told once about what is different here: its images, fields that are not honoured, limits that are not kept.
+//! Events about the containers of a pod, and what a pod is told once about what is different here: its images, fields that are not
+//! honoured, limits that are not kept.
 //!
 //! Events: `ImageIgnored`, `ImageStandIn`, `FieldsIgnored`, `LimitsNotEnforced`, `MissingClusterDNS`.
 
@@ -10,6 +11,30 @@ use super::{Pods, fields, launch, network, resources};
 const IMAGE_IGNORED: &str = "Berth runs the command from this machine's files; images are not pulled";
 
 impl Pods {
+    /// Emits an event about one container of a pod.
+    pub(super) fn emit(
+        &self,
+        pod: &Pod,
+        container: &str,
+        severity: Severity,
+        reason: &str,
+        message: impl Into<String>,
+    ) {
+        let spec = pod.spec.as_ref();
+        let mut init = spec.into_iter().flat_map(|spec| spec.init_containers.iter().flatten());
+        let mut ephemeral = spec.into_iter().flat_map(|spec| spec.ephemeral_containers.iter().flatten());
+        let field = if init.any(|other| other.name == container) {
+            "initContainers"
+        } else if ephemeral.any(|other| other.name == container) {
+            "ephemeralContainers"
+        } else {
+            "containers"
+        };
+        let mut about = reference(pod);
+        about.field_path = Some(format!("spec.{field}{{{container}}}"));
+        self.options.recorder.record(about, severity, reason, message);
+    }
+
     /// Emits all of it, for a container that is started for the first time.
     pub(super) fn warn_of_differences(&self, pod: &Pod, container: &Container) {
         match launch::stand_in(&self.options.stand_ins, container) {

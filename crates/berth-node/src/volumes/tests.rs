@@ -151,7 +151,7 @@ impl World {
             plugins: vec![plugin.clone()],
             node: node.clone(),
             recorder: Recorder::new(&cluster, "kubelet", "n"),
-            attach_patience: Duration::from_millis(100),
+            attach_timeout: Duration::from_millis(100),
             changed: Box::new(move |_| sender.send_modify(|count| *count += 1)),
         });
         Self { plugin, node, volumes, cluster, server, shutdown, changed }

@@ -56,7 +56,7 @@ impl World {
             stand_ins: Vec::new(),
             volume_plugins: None,
             csi_timeout: None,
-            attach_patience: Some(Duration::from_millis(500)),
+            attach_timeout: Some(Duration::from_millis(500)),
             volume_plugin_timeouts: berth_flex::Timeouts::default(),
             pod_pids_limit: Some(1000),
             network: berth_node::PodNetwork::default(),

@@ -407,7 +407,7 @@ async fn start_node(
         stand_ins: machine.clouds.stand_ins(&options.stand_ins, name),
         volume_plugins: Some(machine.volume_plugins.clone()),
         csi_timeout: options.call_timeout,
-        attach_patience: None,
+        attach_timeout: None,
         volume_plugin_timeouts: options.volume_plugin_timeouts,
         pod_pids_limit: options.pod_pids_limit,
         nfs: Some(Arc::new(super::nfs::Mounts::new(layout, &options.nfs_mounts)?)),
