@@ -69,6 +69,11 @@ impl<K: Kind> Cache<K> {
         self.objects().get(key)
     }
 
+    /// The object of this key in this version, unless it would have to be decoded.
+    pub(crate) fn decoded(&self, key: &Key, revision: u64) -> Option<Arc<K>> {
+        self.objects().decoded(key, revision)
+    }
+
     /// The object of this name, for kinds without namespaces.
     pub fn named(&self, name: &str) -> Option<Arc<K>> {
         self.get(&Key::cluster(name))

@@ -9,9 +9,11 @@ use std::time::Duration;
 
 use kube::{Client, ResourceExt};
 use parking_lot::Mutex;
+use serde::Deserialize;
 use tokio_util::sync::CancellationToken;
 
 use crate::cache::Cache;
+use crate::key::Key;
 use crate::kind::Kind;
 use crate::metrics::Metrics;
 use crate::queue::Queue;
@@ -24,14 +26,16 @@ use berth_core::{Backoff, names::LAST_APPLIED};
 pub struct Cluster {
     pub(crate) client: Client,
     pub(crate) component: Arc<str>,
-    /// By kind, then by selector: `HashMap<Selector, Cache<K>>`.
-    caches: Arc<Mutex<HashMap<TypeId, Box<dyn Any + Send + Sync>>>>,
+    caches: Arc<Caches>,
     metrics: Option<Metrics>,
     /// Whether memory counts for more than the time to read an object.
     compressed: bool,
     shutdown: CancellationToken,
     pub(crate) writers: Writers,
 }
+
+/// By kind, then by selector: `HashMap<Selector, Cache<K>>`.
+type Caches = Mutex<HashMap<TypeId, Box<dyn Any + Send + Sync>>>;
 
 /// Which objects of a kind; all if both are empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
@@ -143,14 +147,14 @@ impl Cluster {
             path: K::url_path(&(), Some(namespace).filter(|namespace| !namespace.is_empty())),
             fields: selector.fields,
             labels: selector.labels,
-            sink: Arc::new(cache.clone()),
+            sink: Arc::new(CacheSink { cache: cache.clone(), caches: self.caches.clone() }),
         };
         tokio::spawn(watch.run(until));
         cache
     }
 
     /// The newest state of an object that a cache has.
-    pub(crate) fn known<K: Kind>(&self, key: &crate::Key) -> Option<Arc<K>> {
+    pub(crate) fn known<K: Kind>(&self, key: &Key) -> Option<Arc<K>> {
         let caches = self.caches_of::<K>();
         let found = caches.iter().filter_map(|(_, cache)| cache.get(key));
         found.max_by_key(|object| crate::cache::revision(object.as_ref()))
@@ -188,7 +192,7 @@ pub(crate) struct Observer<K> {
 impl<K: Kind> Observer<K> {
     /// Takes in the answer; false if the object has to be read again.
     pub(crate) fn observe(&self, object: &Arc<K>) -> bool {
-        let is_ours = self.all || self.cache.contains(&crate::Key::of(object.as_ref()));
+        let is_ours = self.all || self.cache.contains(&Key::of(object.as_ref()));
         !is_ours || self.cache.observe_write(object, self.lists)
     }
 }
@@ -207,35 +211,75 @@ fn ready<K: Kind>() -> usize {
     if PER_VOLUME.contains(&&*K::kind(&())) { 128 } else { usize::MAX }
 }
 
-impl<K: Kind> Sink for Cache<K> {
+/// Fills a cache. An object that another cache of the kind has in the same version, as it has those that this process wrote
+/// itself, is not decoded again, and both hold one copy.
+struct CacheSink<K> {
+    cache: Cache<K>,
+    caches: Arc<Caches>,
+}
+
+/// What says which version of which object it is.
+#[derive(Deserialize)]
+struct Version {
+    metadata: VersionMeta,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct VersionMeta {
+    name: String,
+    #[serde(default)]
+    namespace: String,
+    resource_version: String,
+}
+
+impl<K: Kind> CacheSink<K> {
+    fn read(&self, json: &[u8]) -> serde_json::Result<Arc<K>> {
+        match self.known(json) {
+            Some(object) => Ok(object),
+            None => Ok(Arc::new(trimmed(K::decode(json)?))),
+        }
+    }
+
+    fn known(&self, json: &[u8]) -> Option<Arc<K>> {
+        let Version { metadata } = serde_json::from_slice(json).ok()?;
+        let revision = metadata.resource_version.parse().ok()?;
+        let key = Key::new(metadata.namespace, metadata.name);
+        let caches = self.caches.lock();
+        let caches = caches.get(&TypeId::of::<K>())?.downcast_ref::<HashMap<Selector, Cache<K>>>()?;
+        caches.values().find_map(|cache| cache.decoded(&key, revision))
+    }
+}
+
+impl<K: Kind> Sink for CacheSink<K> {
     fn begin_list(&self) {
-        self.begin_list();
+        self.cache.begin_list();
     }
 
     fn listed(&self, json: &[u8]) -> serde_json::Result<()> {
-        self.listed(&Arc::new(trimmed(K::decode(json)?)));
+        self.cache.listed(&self.read(json)?);
         Ok(())
     }
 
     fn end_list(&self) {
-        self.end_list();
+        self.cache.end_list();
     }
 
     fn applied(&self, json: &[u8]) -> serde_json::Result<Option<String>> {
-        let object = Arc::new(trimmed(K::decode(json)?));
-        self.applied(&object);
+        let object = self.read(json)?;
+        self.cache.applied(&object);
         Ok(object.resource_version())
     }
 
     fn deleted(&self, json: &[u8]) -> serde_json::Result<Option<String>> {
         let object = K::decode(json)?;
-        self.deleted(&object);
+        self.cache.deleted(&object);
         Ok(object.resource_version())
     }
 
     fn end(&self) {
         // Those who listen often hold other caches, and these hold their listeners: without this, none would go.
-        self.end();
+        self.cache.end();
     }
 }
 
@@ -246,4 +290,59 @@ pub(crate) fn trimmed<K: Kind>(mut object: K) -> K {
         object.annotations_mut().remove(LAST_APPLIED);
     }
     object
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::ConfigMap;
+
+    use super::*;
+
+    fn json(name: &str, version: u32) -> Vec<u8> {
+        let metadata =
+            serde_json::json!({"name": name, "namespace": "n", "resourceVersion": version.to_string()});
+        serde_json::json!({"metadata": metadata, "data": {"version": version.to_string()}})
+            .to_string()
+            .into_bytes()
+    }
+
+    #[test]
+    fn caches_of_a_kind_hold_one_copy_of_a_version() {
+        let (all, some) = (Cache::<ConfigMap>::new(usize::MAX), Cache::<ConfigMap>::new(usize::MAX));
+        let selector = Selector { fields: "spec.nodeName=a".to_owned(), ..Selector::default() };
+        let caches = HashMap::from([(Selector::default(), all.clone()), (selector, some.clone())]);
+        let caches: Arc<Caches> =
+            Arc::new(Mutex::new(HashMap::from([(TypeId::of::<ConfigMap>(), Box::new(caches) as _)])));
+        let sink = |cache: &Cache<ConfigMap>| CacheSink { cache: cache.clone(), caches: caches.clone() };
+        let (all_sink, some_sink) = (sink(&all), sink(&some));
+        let key = Key::new("n", "one");
+        let copies = || (all.get(&key).unwrap(), some.get(&key).unwrap());
+
+        all_sink.applied(&json("one", 1)).unwrap();
+        some_sink.applied(&json("one", 1)).unwrap();
+        let (in_all, in_some) = copies();
+        assert!(Arc::ptr_eq(&in_all, &in_some));
+
+        // Another version is another object.
+        some_sink.applied(&json("one", 2)).unwrap();
+        let (in_all, in_some) = copies();
+        assert_eq!(
+            (
+                in_all.data.as_ref().unwrap()["version"].as_str(),
+                in_some.data.as_ref().unwrap()["version"].as_str()
+            ),
+            ("1", "2")
+        );
+        some_sink.listed(&json("two", 3)).unwrap();
+        assert!(all.get(&Key::new("n", "two")).is_none());
+    }
+
+    #[test]
+    fn what_is_no_object_is_an_error() {
+        let cache = Cache::<ConfigMap>::new(usize::MAX);
+        let sink = CacheSink { cache: cache.clone(), caches: Arc::default() };
+        assert!(sink.applied(b"{").is_err());
+        assert!(sink.applied(br#"{"metadata": {"name": 1}}"#).is_err());
+        assert!(cache.is_empty());
+    }
 }

@@ -66,6 +66,16 @@ impl<K: Kind> Objects<K> {
         self.all.get(key).map(|held| held.object(&self.typical))
     }
 
+    /// An object that is ready to read, in this version and no other.
+    pub(crate) fn decoded(&self, key: &Key, revision: u64) -> Option<Arc<K>> {
+        match self.all.get(key) {
+            Some(Held { revision: held, state: State::Decoded(object) }) if *held == revision => {
+                Some(object.clone())
+            }
+            _ => None,
+        }
+    }
+
     pub(crate) fn contains(&self, key: &Key) -> bool {
         self.all.contains_key(key)
     }
