@@ -56,8 +56,8 @@ pub struct Options {
     pub group_snapshot_name_uuid_length: Option<usize>,
     /// The objects' names are given to the driver as parameters.
     pub extra_create_metadata: bool,
-    /// Act only on the contents that are labelled with this node, and label those of snapshots that the driver has here;
-    /// contents of groups that somebody made by hand are not labelled, and left alone until somebody labels them.
+    /// Act only on the contents that are labelled with this node, and label those of snapshots and groups that somebody
+    /// made by hand if the driver has them here.
     pub node: Option<String>,
     /// How often a cluster without the CustomResourceDefinitions is asked for them again.
     pub kinds: Duration,
@@ -110,7 +110,7 @@ pub async fn run(cluster: Cluster, driver: Driver, options: Options) {
         if let Some(node) = context.options.node.clone()
             && served::wait(&cluster, served::SNAPSHOTS, COMPONENT, pause).await
         {
-            adopt::run(context.clone(), node).await;
+            adopt::run::<VolumeSnapshotContent>(context.clone(), node).await;
         }
     };
     let groups = async {
@@ -122,7 +122,15 @@ pub async fn run(cluster: Cluster, driver: Driver, options: Options) {
             worker::run(context.clone(), contents).await;
         }
     };
-    tokio::join!(snapshots, unlabelled, groups);
+    let unlabelled_groups = async {
+        if let Some(node) = context.options.node.clone()
+            && takes_groups
+            && served::wait(&cluster, served::GROUPS, COMPONENT, pause).await
+        {
+            adopt::run::<VolumeGroupSnapshotContent>(context.clone(), node).await;
+        }
+    };
+    tokio::join!(snapshots, unlabelled, groups, unlabelled_groups);
 }
 
 /// What contents and groups of them share.

@@ -137,6 +137,28 @@ impl Server {
         .await
     }
 
+    /// A content of a group that a person made, of the driver's ids; its VolumeGroupSnapshot has the same name.
+    pub(crate) async fn group_content(
+        &self,
+        name: &str,
+        group: &str,
+        members: &[String],
+    ) -> VolumeGroupSnapshotContent {
+        let handles = json!({ "volumeGroupSnapshotHandle": group, "volumeSnapshotHandles": members });
+        self.create(json!({
+            "apiVersion": "groupsnapshot.storage.k8s.io/v1",
+            "kind": "VolumeGroupSnapshotContent",
+            "metadata": { "name": name },
+            "spec": {
+                "driver": DRIVER,
+                "deletionPolicy": "Retain",
+                "source": { "groupSnapshotHandles": handles },
+                "volumeGroupSnapshotRef": { "name": name, "namespace": "default" },
+            },
+        }))
+        .await
+    }
+
     /// A snapshot, once it is ready.
     pub(crate) async fn ready(&self, name: &str) -> VolumeSnapshot {
         self.wait(self.snapshots(), name, "ready", is_ready).await.unwrap()

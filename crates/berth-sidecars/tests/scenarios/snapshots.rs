@@ -3,13 +3,17 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use berth_sidecars::snapshots::{VolumeGroupSnapshot, VolumeSnapshot, VolumeSnapshotContent};
+use berth_sidecars::snapshots::{
+    VolumeGroupSnapshot, VolumeGroupSnapshotContent, VolumeSnapshot, VolumeSnapshotContent,
+};
 use kube::ResourceExt as _;
-use kube::api::DeleteParams;
+use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::json;
 
 use crate::bench::{DRIVER, NODE, Server, local_driver};
 use crate::snapshot_bench::{from_snapshot, gone, start_snapshotting, start_snapshotting_with};
+
+const CONTENT_FINALIZER: &str = "snapshot.storage.kubernetes.io/volumesnapshotcontent-bound-protection";
 
 /// The data directories of all volumes of the local driver.
 fn volumes(directory: &Path) -> BTreeSet<PathBuf> {
@@ -289,5 +293,86 @@ async fn a_snapshotter_labels_the_contents_of_snapshots_that_its_node_has() {
     let contents = server.all::<VolumeSnapshotContent>();
     assert_eq!(label(contents.get("given").await.unwrap()).as_deref(), Some(NODE));
     assert_eq!(label(contents.get("strange").await.unwrap()), None);
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_snapshotter_labels_the_contents_of_groups_that_its_node_has() {
+    const MANAGED_BY: &str = "snapshot.storage.kubernetes.io/managed-by";
+    let (server, directory) = (Server::start().await, tempfile::tempdir().unwrap());
+    let (_backend, driver) = local_driver(directory.path(), false).await;
+    server.define().await;
+    let running = start_snapshotting_with(&server.client, &driver, |taking, binding| {
+        taking.node = Some(NODE.to_owned());
+        binding.distributed = true;
+    });
+    server.class("fast", json!({})).await;
+    server.group_class("groups", json!({ "deletionPolicy": "Retain" })).await;
+    for name in ["one", "two"] {
+        server.bound_claim(name, "fast", json!({ "metadata": { "labels": { "app": "db" } } })).await;
+    }
+    let selector = json!({ "source": { "selector": { "matchLabels": { "app": "db" } } } });
+    server.group("first", selector).await;
+    server.group_ready("first").await;
+    let taken = server.group_contents().await.remove(0).status.unwrap();
+    let group = taken.volume_group_snapshot_handle.unwrap();
+    let members: Vec<String> =
+        taken.volume_snapshot_info_list.unwrap().into_iter().map(|member| member.snapshot_handle).collect();
+    assert_eq!(members.len(), 2);
+    server.groups().delete("first", &DeleteParams::default()).await.unwrap();
+    server.wait(server.groups(), "first", "gone", gone::<VolumeGroupSnapshot>).await;
+
+    // Of these the driver has no group, the group with other members, and the group as it is.
+    for (name, group, members) in [
+        ("strange", "elsewhere", &members[..]),
+        ("torn", group.as_str(), &members[..1]),
+        ("given", group.as_str(), &members[..]),
+    ] {
+        server.group_content(name, group, members).await;
+        server.group(name, json!({ "source": { "volumeGroupSnapshotContentName": name } })).await;
+    }
+    server.group_ready("given").await;
+    let refused = |content: Option<&VolumeGroupSnapshotContent>| {
+        content.and_then(|content| content.status.as_ref()?.error.as_ref()).is_some()
+    };
+    server.wait(server.all(), "torn", "refused", refused).await;
+    let contents = server.all::<VolumeGroupSnapshotContent>();
+    for (name, expected) in [("given", Some(NODE)), ("torn", Some(NODE)), ("strange", None)] {
+        let label = contents.get(name).await.unwrap().labels().get(MANAGED_BY).cloned();
+        assert_eq!(label.as_deref(), expected, "{name}");
+    }
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_given_content_is_released_by_its_node_also_when_it_was_deleted_before() {
+    let (server, directory) = (Server::start().await, tempfile::tempdir().unwrap());
+    let (_backend, driver) = local_driver(directory.path(), false).await;
+    server.define().await;
+    let start = || {
+        start_snapshotting_with(&server.client, &driver, |taking, binding| {
+            taking.node = Some(NODE.to_owned());
+            binding.distributed = true;
+        })
+    };
+    let running = start();
+    server.class("fast", json!({})).await;
+    server.snapshot_class("snaps", json!({ "deletionPolicy": "Retain" })).await;
+    server.bound_claim("data", "fast", json!({})).await;
+    server.snapshot("first", "data").await;
+    server.ready("first").await;
+    let handle = server.contents().await.remove(0).status.unwrap().snapshot_handle;
+    running.stop().await;
+
+    let back = json!({ "name": "second", "namespace": "default" });
+    server
+        .content("given", json!({ "source": { "snapshotHandle": handle }, "volumeSnapshotRef": back }))
+        .await;
+    let contents = server.all::<VolumeSnapshotContent>();
+    let protected = json!({ "metadata": { "finalizers": [CONTENT_FINALIZER] } });
+    contents.patch("given", &PatchParams::default(), &Patch::Merge(protected)).await.unwrap();
+    contents.delete("given", &DeleteParams::default()).await.unwrap();
+    let running = start();
+    server.wait(contents, "given", "gone", gone::<VolumeSnapshotContent>).await;
     running.stop().await;
 }
