@@ -77,6 +77,25 @@ fn all_pods_but_the_drivers_fit_restricted_pod_security() {
     assert_eq!(privileged, ["berth-local", "berth-nfs-node", "berth-digitalocean-node", "berth-aliyun-node"]);
 }
 
+/// All of them make filesystems on devices that come and go, also that of NFS (`kind: image`).
+#[test]
+fn drivers_on_nodes_have_the_tools_and_the_devices_of_filesystems() {
+    for driver in DRIVERS {
+        let manifests = Manifests::build(driver);
+        let drivers: Vec<_> = manifests.of_kind("DaemonSet").collect();
+        assert_eq!(drivers.len(), 1, "{driver}");
+        let spec = &drivers[0]["spec"]["template"]["spec"];
+        let container = &spec["containers"][0];
+        let image = container["image"].as_str().unwrap();
+        assert_eq!(image.rsplit_once(':').unwrap().0, "berth-node", "{driver}");
+        let mounts = container["volumeMounts"].as_array().unwrap();
+        let mount = mounts.iter().find(|mount| mount["mountPath"] == "/dev").expect(driver);
+        let volumes = spec["volumes"].as_array().unwrap();
+        let volume = volumes.iter().find(|volume| volume["name"] == mount["name"]).unwrap();
+        assert_eq!(volume["hostPath"]["path"], "/dev", "{driver}");
+    }
+}
+
 #[test]
 fn inline_nfs_volumes_are_off_unless_somebody_turns_them_on() {
     let manifests = Manifests::build("nfs");

@@ -9,7 +9,7 @@ use berth_e2e::nfs::Server;
 use serde_json::{Value, json};
 
 use super::deployment::HERE;
-use super::manifests::{Applied, with_lines};
+use super::manifests::{Applied, TOOLS, with_lines};
 use super::{exec, image, ready, running};
 use crate::cluster::{Cluster, merged};
 use crate::kinds::{CLAIM, CLASS, NODE, POD, SNAPSHOT, SNAPSHOT_CONTENT, VOLUME, text};
@@ -41,6 +41,7 @@ async fn volumes_on_a_server_live_by_the_manifests_alone() -> Result<()> {
     let cluster = Cluster::start("nfs", json!({})).await?;
     cluster.with_snapshots().await?;
     image::import(&cluster.path("images"), "berth", &[])?;
+    image::import(&cluster.path("images"), "berth-node", &TOOLS)?;
     let server = Server::start(&[])?;
     let node = cluster.get(NODE, HERE).await?;
     let address = text(&node, "/status/addresses/0/address").to_owned();
@@ -54,7 +55,7 @@ async fn volumes_on_a_server_live_by_the_manifests_alone() -> Result<()> {
         "parameters": merged(place.clone(), json!({"subDir": "${pvc.metadata.namespace}/${pvc.metadata.name}"})),
         "mountOptions": options.split(',').collect::<Vec<_>>(),
     });
-    cluster.create(CLASS, class).await?;
+    cluster.create(CLASS, class.clone()).await?;
     let shared = json!({"storageClassName": "nfs", "accessModes": ["ReadWriteMany"]});
     cluster.claim("data", "1Gi", shared.clone()).await?;
     let script = "set -e; echo kept > /data/file; while :; do date >> /data/log; sync; sleep 1; done";
@@ -73,6 +74,7 @@ async fn volumes_on_a_server_live_by_the_manifests_alone() -> Result<()> {
     cluster.until(CLAIM, "data", "has its new size", grown).await?;
     cluster.step("the volume has grown, by other controllers");
 
+    of_an_image(&cluster, &class, &place).await?;
     let content = restored(&cluster, &shared).await?;
     inline(&cluster, merged(place, json!({"mountOptions": options}))).await?;
     for pod in ["writer", "reader", "later", "inline"] {
@@ -99,6 +101,28 @@ async fn volumes_on_a_server_live_by_the_manifests_alone() -> Result<()> {
     drop(applied);
     cluster.delete(CLASS, "nfs").await?;
     cluster.finish(Vec::new()).await
+}
+
+/// A volume of `kind: image` has a filesystem of its size, which the node makes.
+async fn of_an_image(cluster: &Cluster, class: &Value, place: &Value) -> Result<()> {
+    let parameters = merged(place.clone(), json!({"kind": "image"}));
+    let change = json!({"metadata": {"name": "image"}, "parameters": parameters});
+    cluster.create(CLASS, merged(class.clone(), change)).await?;
+    cluster.claim("image", "300Mi", json!({"storageClassName": "image"})).await?;
+    let script = "echo kept > /data/file && exec sleep 1000000";
+    cluster.pod("image", "image", anywhere(script)).await?;
+    ready(cluster, "image").await.context("the pod with an image")?;
+    let mounted = exec(cluster, "image", "grep ' /data ' /proc/mounts")?;
+    ensure!(mounted.starts_with("/dev/loop") && mounted.contains(" ext4 "), "{mounted}");
+    cluster.delete(POD, "image").await?;
+    cluster.gone(POD, "image").await?;
+    let claim = cluster.get(CLAIM, "image").await?;
+    let volume = text(&claim, "/spec/volumeName").to_owned();
+    cluster.delete_claim("image").await?;
+    cluster.gone(VOLUME, &volume).await?;
+    cluster.delete(CLASS, "image").await?;
+    cluster.step("a pod had an image on the share");
+    Ok(())
 }
 
 /// Takes a snapshot and restores it into another pod; gives its content's name.
