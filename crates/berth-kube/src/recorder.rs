@@ -4,7 +4,7 @@
 //!
 //! - The same event again within ten minutes counts up the first one, at most once a second; the last count is written,
 //!   too.
-//! - Of one object, severity and reason, ten different messages have an event each. Further ones share an event whose
+//! - Of one object, severity and reason, nine different messages have an event each. Further ones share an event whose
 //!   message begins with "(combined from similar events)".
 //! - An object may have 25 events in a row and then one in five minutes. More are suppressed, but never the first of a
 //!   severity and reason; counts wait instead.

@@ -22,8 +22,8 @@ const KINDS: usize = 16_384;
 const SAME: Duration = Duration::from_mins(10);
 /// How often an event is counted up at most.
 const PACE: Duration = Duration::from_secs(1);
-/// How many different messages of one object, severity and reason have an event each.
-const SIMILAR: usize = 10;
+/// How many different messages of one object, severity and reason have an event each; client-go combines the tenth.
+const SIMILAR: usize = 9;
 /// How many requests one object may cost in a row, and after which time it may cost another one.
 const BURST: u32 = 25;
 const REFILL: Duration = Duration::from_mins(5);
