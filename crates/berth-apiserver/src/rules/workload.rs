@@ -107,6 +107,19 @@ impl Rules for Workload {
         }
     }
 
+    fn prepare_status_update(&self, new: &mut Value, old: &Value) {
+        super::keep_all_but_status(new, old);
+        // Its annotations may change: the controller writes the revision with the status.
+        if *self == Self::Deployment {
+            let labels = at(old, &["metadata", "labels"]).clone();
+            let metadata = map(new, &["metadata"]);
+            match labels {
+                Value::Null => metadata.remove("labels"),
+                labels => metadata.insert("labels".to_owned(), labels),
+            };
+        }
+    }
+
     fn validate(&self, object: &Value) -> Vec<Cause> {
         let path = Path::new("spec");
         let spec = at(object, &["spec"]);
@@ -544,6 +557,21 @@ mod tests {
             texts(Workload::StatefulSet.validate_update(&new, &old)),
             [format!("spec: Forbidden: {STATEFUL_FIXED}")]
         );
+    }
+
+    #[test]
+    fn the_status_of_a_deployment_is_written_with_annotations_and_without_labels() {
+        let mut old = workload(Workload::Deployment);
+        old["metadata"]["labels"] = json!({"app": "w"});
+        let mut new = old.clone();
+        new["metadata"]["labels"] = json!({"app": "other"});
+        new["metadata"]["annotations"] = json!({"deployment.kubernetes.io/revision": "1"});
+        new["spec"]["replicas"] = json!(7);
+        new["status"]["replicas"] = json!(1);
+        Workload::Deployment.prepare_status_update(&mut new, &old);
+        assert_eq!(new["metadata"]["labels"], old["metadata"]["labels"]);
+        assert_eq!(new["metadata"]["annotations"], json!({"deployment.kubernetes.io/revision": "1"}));
+        assert_eq!((&new["spec"], &new["status"]["replicas"]), (&old["spec"], &json!(1)));
     }
 
     #[test]

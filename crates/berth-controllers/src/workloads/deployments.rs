@@ -110,11 +110,12 @@ impl Controller {
         Ok(observed.old)
     }
 
+    /// With the status, as upstream does: a change of annotations counts as a new generation otherwise.
     async fn annotate_revision(&self, deployment: &Deployment, revision: i64) -> Result<()> {
         if template::revision(&deployment.metadata) != revision {
             self.deployments
                 .cluster
-                .update(deployment, |deployment| {
+                .update_status(deployment, |deployment| {
                     deployment.annotations_mut().insert(DEPLOYMENT_REVISION.to_owned(), revision.to_string());
                 })
                 .await?;
