@@ -174,11 +174,11 @@ impl Controller {
                 let template = revisions::template(revision).unwrap_or_default();
                 let pod = new_pod(set, template, &revision.name_any(), ordinal);
                 let created = self.sets.cluster.create(&pod).await.map(|_| ());
-                self.record("create", set, &pod.name_any(), created)
+                self.record("Create", set, &pod.name_any(), created)
             }
             Step::Refuse { ordinal, why } => {
                 let message = format!(
-                    "create Pod {} in StatefulSet {} failed error: {why}",
+                    "Create Pod {} in StatefulSet {} failed error: {why}",
                     pod_name(set, ordinal),
                     set.name_any()
                 );
@@ -192,7 +192,7 @@ impl Controller {
                     .update(pod.as_ref(), |pod| identify(set, ordinal, pod))
                     .await
                     .map(|_| ());
-                self.record("update", set, &pod.name_any(), updated)
+                self.record("Update", set, &pod.name_any(), updated)
             }
             Step::Own { claim, owners } => {
                 let owned = self
@@ -206,7 +206,7 @@ impl Controller {
             }
             Step::DeletePod { pod } => {
                 let deleted = self.pods.delete_silently(&pod).await;
-                self.record("delete", set, &pod.name_any(), deleted)
+                self.record("Delete", set, &pod.name_any(), deleted)
             }
         }
     }
@@ -219,13 +219,13 @@ impl Controller {
             match self.sets.cluster.create(&claim).await {
                 Ok(_) => {
                     let message =
-                        format!("create Claim {claim_name} Pod {pod} in StatefulSet {name} success");
+                        format!("Create Claim {claim_name} Pod {pod} in StatefulSet {name} success");
                     self.sets.recorder.normal(set, events::SUCCESSFUL_CREATE, message);
                 }
                 Err(error) if error.is_already_exists() => {}
                 Err(error) => {
                     let message = format!(
-                        "create Claim {claim_name} for Pod {pod} in StatefulSet {name} failed error: {}",
+                        "Create Claim {claim_name} for Pod {pod} in StatefulSet {name} failed error: {}",
                         error.chain()
                     );
                     self.sets.recorder.warning(set, events::FAILED_CREATE, message);
@@ -239,8 +239,8 @@ impl Controller {
     /// Says by an event what became of a pod.
     fn record(&self, verb: &str, set: &StatefulSet, pod: &str, outcome: Result<()>) -> Result<()> {
         let (good, bad) = match verb {
-            "create" => (events::SUCCESSFUL_CREATE, events::FAILED_CREATE),
-            "update" => (events::SUCCESSFUL_UPDATE, events::FAILED_UPDATE),
+            "Create" => (events::SUCCESSFUL_CREATE, events::FAILED_CREATE),
+            "Update" => (events::SUCCESSFUL_UPDATE, events::FAILED_UPDATE),
             _ => (events::SUCCESSFUL_DELETE, events::FAILED_DELETE),
         };
         let name = set.name_any();

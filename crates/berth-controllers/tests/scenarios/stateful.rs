@@ -82,7 +82,7 @@ async fn a_stateful_set_keeps_its_names_and_claims_through_scaling_rollouts_and_
     let revisions = cluster.namespaced::<ControllerRevision>();
     let oldest = until_any(&revisions, |revision| revision.revision == 1).await;
     let event = cluster.has_event("web", "SuccessfulCreate").await;
-    assert!(event.message.unwrap().starts_with("create "));
+    assert!(event.message.unwrap().starts_with("Create "));
 
     // Scaled down and up: the claims stay, and are found again.
     patch(&sets, "web", json!({ "spec": { "replicas": 1 } })).await;
