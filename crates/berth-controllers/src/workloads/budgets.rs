@@ -13,7 +13,7 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet, StatefulSet};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::{PodDisruptionBudget, PodDisruptionBudgetStatus};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, OwnerReference, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector, OwnerReference, Time};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::ResourceExt as _;
 
@@ -92,13 +92,14 @@ impl Controller {
         }
         let expected = expected(&budget, &pods, |pod, owner| self.scale(pod, owner));
         if let Ok(Expected { unmanaged: true, .. }) = expected {
-            self.recorder.warning(
-                budget.as_ref(),
-                events::UNMANAGED_PODS,
-                "Pods selected by this PodDisruptionBudget were found to be unmanaged. As a result, the status of the PDB \
-                 cannot be calculated correctly, which may result in undefined behavior. To account for these pods please \
-                 set \".spec.minAvailable\" field of the PDB to an integer value.",
+            let selector = budget.spec.as_ref().and_then(|spec| spec.selector.as_ref());
+            let message = format!(
+                "Pods selected by this PodDisruptionBudget (selector: {}) were found to be unmanaged. As a result, the status \
+                 of the PDB cannot be calculated correctly, which may result in undefined behavior. To account for these \
+                 pods please set \".spec.minAvailable\" field of the PDB to an integer value.",
+                shown(selector)
             );
+            self.recorder.warning(budget.as_ref(), events::UNMANAGED_PODS, message);
         }
         if let Err(why) = &expected {
             let message = format!("Failed to calculate the number of expected pods: {why}");
@@ -152,6 +153,24 @@ impl Controller {
 fn is_about(budget: &PodDisruptionBudget, pod: &Pod) -> bool {
     let selector = budget.spec.as_ref().and_then(|spec| spec.selector.as_ref());
     selector.is_some_and(|selector| label_selector(selector, labels(pod.metadata.labels.as_ref())))
+}
+
+/// A selector as Kubernetes' event shows it.
+fn shown(selector: Option<&LabelSelector>) -> String {
+    let Some(selector) = selector else { return "nil".to_owned() };
+    let labels = selector.match_labels.iter().flatten().map(|(key, value)| format!("{key}: {value},"));
+    let expressions = selector.match_expressions.iter().flatten().map(|asked| {
+        let values = asked.values.iter().flatten().map(String::as_str).collect::<Vec<_>>().join(" ");
+        format!(
+            "LabelSelectorRequirement{{Key:{},Operator:{},Values:[{values}],}},",
+            asked.key, asked.operator
+        )
+    });
+    format!(
+        "&LabelSelector{{MatchLabels:map[string]string{{{}}},MatchExpressions:[]LabelSelectorRequirement{{{}}},}}",
+        labels.collect::<String>(),
+        expressions.collect::<String>()
+    )
 }
 
 /// What a budget asks of its pods.

@@ -90,3 +90,19 @@ fn pods_of_an_unknown_controller_allow_nothing() {
         ("SyncFailed", "found no controllers for pod \"p0\"")
     );
 }
+
+#[test]
+fn a_selector_is_shown_as_upstream_shows_it() {
+    let selector = |selector: Value| serde_json::from_value::<LabelSelector>(selector).unwrap();
+    assert_eq!(shown(None), "nil");
+    assert_eq!(
+        shown(Some(&selector(json!({ "matchLabels": { "b": "2", "a": "1" } })))),
+        "&LabelSelector{MatchLabels:map[string]string{a: 1,b: 2,},MatchExpressions:[]LabelSelectorRequirement{},}"
+    );
+    let asked = json!({ "matchExpressions": [{ "key": "app", "operator": "In", "values": ["x", "y"] }] });
+    assert_eq!(
+        shown(Some(&selector(asked))),
+        "&LabelSelector{MatchLabels:map[string]string{},MatchExpressions:[]LabelSelectorRequirement{\
+         LabelSelectorRequirement{Key:app,Operator:In,Values:[x y],},},}"
+    );
+}
