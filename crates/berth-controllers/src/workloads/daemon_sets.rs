@@ -20,7 +20,7 @@ use super::ownership::Dependents;
 use super::pods::{BURST, Pods, from_template, in_growing_batches};
 use super::revisions::History;
 use super::workload::{Workloads, again_after, is_selected};
-use plan::{ObservedSet, Step, plan, template_for, verdict};
+use plan::{ObservedSet, Step, plan, spare_revisions, template_for, verdict};
 
 /// How long the replacement of a pod that ended by itself waits at first, and at most.
 const REPLACE_AFTER: (SignedDuration, SignedDuration) =
@@ -110,7 +110,9 @@ impl Controller {
                 revision.labels().get(CONTROLLER_REVISION_HASH).is_some_and(|hash| hashes.contains(hash))
             });
             let live: HashSet<String> = live.map(|revision| revision.name_any()).collect();
-            history.truncate(&self.sets.cluster, &live, spec.revision_history_limit).await?;
+            // The newest is live, and none of the old ones.
+            let limit = spare_revisions(spec.revision_history_limit, live.len().saturating_sub(1));
+            history.truncate(&self.sets.cluster, &live, Some(limit)).await?;
         }
         let again = again.into_iter().chain(self.next_replacement(&uid)).min();
         Ok(again_after(again))

@@ -213,10 +213,13 @@ impl ObservedSet<'_> {
             }
             status.desired_number_scheduled += 1;
             status.current_number_scheduled += i32::from(!pods.is_empty());
-            updated += i32::from(pods.iter().any(|pod| self.is_current(pod)));
-            let left =
-                pods.iter().filter_map(|pod| seconds_to_available(pod, self.minimum(), self.now)).min();
-            availability.count(left);
+            // While a new pod surges, the old one stands for the node.
+            updated += i32::from(pods.first().is_some_and(|pod| self.is_current(pod)));
+            let left = |pod: &Arc<Pod>| seconds_to_available(pod, self.minimum(), self.now);
+            availability.count(pods.first().and_then(left));
+            // The old one goes when the new one is available.
+            let surging = pods.iter().skip(1).filter_map(left).filter(|seconds| *seconds > 0);
+            availability.next = availability.next.into_iter().chain(surging).min();
         }
         status.number_ready = availability.ready;
         status.updated_number_scheduled = nonzero(updated);
@@ -224,6 +227,11 @@ impl ObservedSet<'_> {
         status.number_unavailable = nonzero(status.desired_number_scheduled - availability.available);
         (status, availability.next)
     }
+}
+
+/// How many old revisions are kept that no pod is of. Those that pods are of count, and are kept whatever the limit.
+pub(super) fn spare_revisions(limit: Option<i32>, in_use: usize) -> i32 {
+    limit.unwrap_or(10).saturating_sub(i32::try_from(in_use).unwrap_or(i32::MAX)).max(0)
 }
 
 /// The node that a pod is on, or is to be on.

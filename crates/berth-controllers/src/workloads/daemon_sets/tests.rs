@@ -9,10 +9,11 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt as _;
 use serde_json::{Value, json};
 
-use super::plan::{ObservedSet, Step, node_of, plan, template_for, verdict};
+use super::plan::{ObservedSet, Step, node_of, plan, spare_revisions, template_for, verdict};
 use crate::workloads::pods::from_template;
 
 fn now() -> Timestamp {
@@ -209,4 +210,39 @@ fn the_status_counts_nodes() {
         (status.updated_number_scheduled, status.number_available, status.number_unavailable, again),
         (Some(1), Some(1), Some(2), None)
     );
+}
+
+#[test]
+fn while_a_new_pod_surges_the_old_one_counts_and_the_new_one_is_waited_for() {
+    let mut set = set(&rolling(&json!(0), &json!(1)), json!({}));
+    set.spec.as_mut().unwrap().min_ready_seconds = Some(30);
+    let mut seen = observed(&set, "a", "a1+ a2+");
+    for (pod, created) in seen.pods.iter_mut().zip(["2026-01-01T07:00:00Z", "2026-01-01T07:59:00Z"]) {
+        let pod = Arc::make_mut(pod);
+        pod.metadata.creation_timestamp = Some(Time(created.parse().unwrap()));
+    }
+    // Both are ready since eight o'clock.
+    seen.now = "2026-01-01T08:00:10Z".parse().unwrap();
+    let (status, again) = seen.status(0);
+    assert_eq!((status.updated_number_scheduled, status.number_available, again), (None, None, Some(20)));
+    seen.now = "2026-01-01T08:01:00Z".parse().unwrap();
+    let (status, again) = seen.status(0);
+    assert_eq!((status.updated_number_scheduled, status.number_available, again), (None, Some(1), None));
+    assert_eq!(steps(&seen), "delete a1+");
+    // The old one has been available for long, and the new one has not.
+    let ready =
+        &mut Arc::make_mut(&mut seen.pods[1]).status.as_mut().unwrap().conditions.as_mut().unwrap()[0];
+    ready.last_transition_time = Some(Time("2026-01-01T08:00:50Z".parse().unwrap()));
+    let (status, again) = seen.status(0);
+    assert_eq!((status.number_available, again), (Some(1), Some(20)));
+    assert_eq!(steps(&seen), "");
+}
+
+#[test]
+fn old_revisions_that_pods_are_of_count_towards_the_limit() {
+    for (limit, in_use, expected) in
+        [(None, 0, 10), (Some(2), 0, 2), (Some(2), 1, 1), (Some(1), 3, 0), (Some(0), 0, 0)]
+    {
+        assert_eq!(spare_revisions(limit, in_use), expected, "{limit:?} {in_use}");
+    }
 }
