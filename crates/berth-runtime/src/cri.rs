@@ -28,7 +28,7 @@ use std::{
 };
 
 use async_trait::async_trait;
-use berth_host::path::remove_tree;
+use berth_host::{mount::unmount_lazily, path::remove_tree};
 use jiff::Timestamp;
 use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
@@ -74,6 +74,8 @@ struct Inner {
     cgroups: std::result::Result<Cgroups, String>,
     containers: Mutex<HashMap<ContainerId, Arc<Container>>>,
     sandboxes: Mutex<HashMap<String, Arc<Sandboxes>>>,
+    /// What is mounted in the directory is not bound along with anything else; held while a container's is made or removed.
+    is_apart: Mutex<bool>,
     /// Something runs that did not before.
     started: Arc<Notify>,
     tasks: Mutex<Vec<AbortHandle>>,
@@ -156,6 +158,7 @@ impl Cri {
             cgroups: Cgroups::open(directory),
             containers: Mutex::default(),
             sandboxes: Mutex::default(),
+            is_apart: Mutex::default(),
             started: Arc::default(),
             tasks: Mutex::default(),
         }));
@@ -179,10 +182,11 @@ impl Cri {
             self.remove_pod(&uid).await?;
         }
         let directory = self.0.directory.clone();
-        blocking(move || remove_tree(&directory))
-            .await
-            .map(drop)
-            .map_err(|error| Error::host("remove what is left of containers", error))
+        let removed = blocking(move || {
+            unmount_lazily(&directory)?;
+            remove_tree(&directory)
+        });
+        removed.await.map(drop).map_err(|error| Error::host("remove what is left of containers", error))
     }
 
     fn client(&self) -> RuntimeServiceClient<Channel> {
@@ -238,10 +242,12 @@ impl Cri {
             self.observe(&container).await?;
             self.lock().insert(id, container);
         }
-        let directory = self.0.directory.clone();
-        blocking(move || remove_others(&directory, &known))
-            .await
-            .map_err(|error| Error::host("remove what is left of containers", error))
+        let runtime = self.clone();
+        let removed = blocking(move || {
+            remove_others(&runtime.0.directory, &known)?;
+            runtime.end_if_empty()
+        });
+        removed.await.map_err(|error| Error::host("remove what is left of containers", error))
     }
 
     /// Every container of ours, as the runtime lists it.
@@ -279,10 +285,9 @@ impl Cri {
         let (sandbox, sandbox_config) = self.sandbox(spec).await?;
         let directory = container.directory.clone();
         self.clear_directory(directory.clone()).await?;
-        let wanted = spec.clone();
+        let (wanted, containers) = (spec.clone(), self.clone());
         let made = blocking(move || {
-            let created = fs::DirBuilder::new().mode(0o700).create(&directory);
-            created.map_err(|error| berth_host::Error::new("make the container's directory", error))?;
+            containers.make_directory(&directory)?;
             mounts::make(&directory, &wanted)
         })
         .await
@@ -301,6 +306,17 @@ impl Cri {
         self.observe(container).await?;
         self.0.started.notify_one();
         Ok(())
+    }
+
+    /// Makes the directory of a container, where its mounts are apart from others.
+    fn make_directory(&self, directory: &Path) -> std::result::Result<(), berth_host::Error> {
+        let mut is_apart = self.0.is_apart.lock();
+        if !*is_apart {
+            mounts::set_apart(&self.0.directory)?;
+            *is_apart = true;
+        }
+        let created = fs::DirBuilder::new().mode(0o700).create(directory);
+        created.map_err(|error| berth_host::Error::new("make the container's directory", error))
     }
 
     async fn create_and_start(
@@ -469,11 +485,23 @@ impl Cri {
     }
 
     async fn clear_directory(&self, directory: PathBuf) -> Result<()> {
+        let runtime = self.clone();
         let removed = blocking(move || {
             mounts::take_away(&directory)?;
-            remove_tree(&directory)
+            remove_tree(&directory)?;
+            runtime.end_if_empty()
         });
-        removed.await.map(drop).map_err(|error| Error::host("remove what is left of a container", error))
+        removed.await.map_err(|error| Error::host("remove what is left of a container", error))
+    }
+
+    /// After the last container nothing stays mounted.
+    fn end_if_empty(&self) -> std::result::Result<(), berth_host::Error> {
+        let mut is_apart = self.0.is_apart.lock();
+        if directories(&self.0.directory)?.is_empty() {
+            unmount_lazily(&self.0.directory)?;
+            *is_apart = false;
+        }
+        Ok(())
     }
 
     /// The name of a container that runs.
@@ -719,17 +747,21 @@ impl Container {
 
 /// Removes the directories of containers that the runtime does not know.
 fn remove_others(directory: &Path, known: &HashSet<String>) -> std::result::Result<(), berth_host::Error> {
+    for name in directories(directory)?.into_iter().filter(|name| !known.contains(name)) {
+        let place = directory.join(name);
+        mounts::take_away(&place)?;
+        remove_tree(&place)?;
+    }
+    Ok(())
+}
+
+/// The names of the directories of containers.
+fn directories(directory: &Path) -> std::result::Result<Vec<String>, berth_host::Error> {
     let entries = fs::read_dir(directory);
     let entries =
         entries.map_err(|error| berth_host::Error::new("read the directory of containers", error))?;
-    for entry in entries.flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        if !known.contains(&name) && ContainerId::from_directory(&name).is_some() {
-            mounts::take_away(&entry.path())?;
-            remove_tree(&entry.path())?;
-        }
-    }
-    Ok(())
+    let names = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
+    Ok(names.filter(|name| ContainerId::from_directory(name).is_some()).collect())
 }
 
 fn exit(status: &v1::ContainerStatus, message: String) -> Exit {

@@ -3,6 +3,9 @@
 //!
 //! Each is a copy of the volume's mount in the container's directory, with those attributes. The runtime binds it into the
 //! container, which inherits them. It is taken away when the container has ended, be it by the next process.
+//!
+//! All of them lie below a mount that no copy of a tree takes along (`set_apart`). A container that has the machine's `/` as a
+//! volume would otherwise have the copies of every other such container in its own, and their number would double with each.
 
 use std::{
     fs,
@@ -12,7 +15,7 @@ use std::{
 
 use berth_host::{
     Doing as _, Result,
-    mount::{is_mount_point, mount_setattr, unmount_lazily},
+    mount::{Attributes, bind, is_mount_point, mount_setattr, mounts, unmount_lazily},
 };
 use rustix::{
     fs::{CWD, FileType, Mode, OFlags},
@@ -26,6 +29,18 @@ use crate::{ContainerSpec, Propagation, TERMINATION_FILE, root::clone_volume};
 const MOUNTS: &str = "mounts";
 /// How the names of those begin whose mounts are seen on both sides.
 const SHARED: &str = "shared-";
+
+/// Mounts the directory of all containers on itself, so that what is mounted below it is left out wherever `/` is bound.
+pub(super) fn set_apart(containers: &Path) -> Result<()> {
+    // Copies that were made before would be hidden by it; they go with their containers.
+    if is_mount_point(containers)? || mounts()?.iter().any(|mount| mount.target.starts_with(containers)) {
+        return Ok(());
+    }
+    bind(containers, containers, Attributes::default())?;
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mounted = rustix::fs::open(containers, flags, Mode::empty()).doing("open", containers)?;
+    mount_setattr(mounted.as_fd(), 0, 0, libc::MS_UNBINDABLE, false).doing("set apart", containers)
+}
 
 /// Makes the mounts of a container ready in its directory, which is there.
 pub(super) fn make(directory: &Path, spec: &ContainerSpec) -> Result<Vec<v1::Mount>> {

@@ -95,6 +95,31 @@ fn a_pod_of_an_image_writes_to_its_claim_and_leaves_nothing() -> Result<()> {
 }
 
 #[test]
+fn pods_with_the_root_of_the_machine_have_no_copies_of_each_others_mounts() -> Result<()> {
+    let (containerd, machine) = machine()?;
+    let fields =
+        [IMAGE, ONCE, "command: [sleep, '1000000']", "volumeMounts: [{name: root, mountPath: /root}]"];
+    let volume = "volumes: [{name: root, hostPath: {path: /}}]";
+    for name in ["one", "two", "three"] {
+        machine.apply(&pod(name, &fields, &[volume]))?;
+        machine.ready(name)?;
+    }
+    let copies = machine.data().join("node/cri");
+    let mounts = Leftovers::of(machine.dir())?.mounts;
+    let of_others = mounts.iter().filter_map(|mount| mount.strip_prefix(&copies).ok()).filter(|below| {
+        let below = below.to_string_lossy();
+        below.contains("/node/cri/")
+    });
+    ensure!(of_others.count() == 0, "{} mounts", mounts.len());
+    let seen = machine.exec(
+        "two",
+        &format!("ls /root{0}/pods && ls /root{0}/cri", machine.data().join("node").display()),
+    )?;
+    ensure!(seen.lines().count() >= 3, "the machine's files are there: {seen}");
+    finish(&containerd, machine)
+}
+
+#[test]
 fn images_that_cannot_be_had_are_waited_for_and_said() -> Result<()> {
     let (containerd, machine) = machine()?;
     machine.apply(&together(&[
