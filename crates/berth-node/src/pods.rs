@@ -46,7 +46,7 @@ use parking_lot::{Mutex, MutexGuard};
 use self::decide::{ContainerRecord, Decision, Problem, RESTART, deadline, decide};
 use self::finish::grace;
 pub use self::launch::StandIn;
-use self::launch::container_spec;
+use self::launch::{container_spec, find_sub_paths};
 pub use self::network::{PodAddresses, PodNetwork};
 use self::probes::{Failed, Probes, has_probes, initial_health, known_health};
 pub(crate) use self::resources::Supply;
@@ -531,6 +531,11 @@ impl Pods {
         let mut spec = container_spec(self, pod, container, attempt, volumes, image)
             .await
             .map_err(|problem| (CONFIG_ERROR, problem))?;
+        if spec.mounts.iter().any(|mount| mount.sub_path.is_some()) {
+            let (named, asked) = (container.clone(), spec.clone());
+            let found = blocking(move || find_sub_paths(&named, &asked)).await;
+            found.map_err(|problem| (CONFIG_ERROR, problem))?;
+        }
         if user_namespaces::is_wanted(pod) {
             if spec.image.is_some() {
                 let why = "hostUsers: false is not supported with --runtime cri, as a user namespace of its own cannot have \

@@ -116,6 +116,7 @@ pub use self::{
     log::log_files,
     logs::{LogOptions, LogStream, logs},
     processes::TICK,
+    root::find_sub_path,
     runtime::{ContainerId, Error, Processes, Result},
     security::{Capabilities, Security},
     status::{Exit, Found, Reason, Shim, State, find},

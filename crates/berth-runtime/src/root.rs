@@ -264,6 +264,14 @@ pub(crate) fn clone_volume(mount: &Mount) -> rustix::io::Result<OwnedFd> {
     Ok(tree)
 }
 
+/// Finds what the `sub_path` of a mount names, as the start of its container does it, and makes the directories that are missing.
+pub fn find_sub_path(mount: &Mount) -> std::io::Result<()> {
+    match &mount.sub_path {
+        Some(below) => Ok(open_below(&mount.source, below).map(drop)?),
+        None => Ok(()),
+    }
+}
+
 /// Opens what `below` names in the volume `source`; directories that are missing are made with the mode of the volume's.
 ///
 /// Each step is taken from the volume's directory, so a link that leads out of the volume is refused (`EXDEV`) also when
@@ -279,18 +287,24 @@ fn open_below(source: &Path, below: &Path) -> rustix::io::Result<OwnedFd> {
         Err(Errno::NOENT) => {}
         opened => return opened,
     }
-    let permissions = Mode::from_raw_mode(rustix::fs::fstat(&volume)?.st_mode & 0o777);
-    let umask = rustix::process::umask(Mode::empty());
-    let made =
-        below.components().try_fold((open(Path::new("."), directory)?, PathBuf::new()), |around, part| {
-            let (parent, path) = (around.0, around.1.join(part));
-            match rustix::fs::mkdirat(&parent, part.as_os_str(), permissions) {
-                Ok(()) | Err(Errno::EXIST) => Ok((open(&path, directory)?, path)),
-                Err(errno) => Err(errno),
+    let permissions = rustix::fs::fstat(&volume)?.st_mode & 0o777;
+    let mut path = PathBuf::new();
+    let mut found = open(Path::new("."), directory)?;
+    for part in below.components() {
+        path.push(part);
+        match rustix::fs::mkdirat(&found, part.as_os_str(), Mode::from_raw_mode(permissions)) {
+            Ok(()) => {
+                // Whatever the umask says; the new directory may have inherited further bits.
+                let new = open(&path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC)?;
+                let inherited = rustix::fs::fstat(&new)?.st_mode & 0o7000;
+                rustix::fs::fchmod(&new, Mode::from_raw_mode(inherited | permissions))?;
             }
-        });
-    rustix::process::umask(umask);
-    Ok(made?.0)
+            Err(Errno::EXIST) => {}
+            Err(errno) => return Err(errno),
+        }
+        found = open(&path, directory)?;
+    }
+    Ok(found)
 }
 
 fn clone_file(directory: BorrowedFd<'_>, name: &str) -> rustix::io::Result<OwnedFd> {

@@ -2,10 +2,12 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::io;
 use std::path::{Component, Path, PathBuf};
 
 use berth_runtime::{
     Capabilities, ContainerSpec, Device, Image, ImageRun, Mount, PodSettings, Propagation, Security,
+    find_sub_path,
 };
 use k8s_openapi::api::core::v1::{
     Container, EphemeralContainer, HostIP, Pod, PodIP, PodSpec, SecurityContext, VolumeMount,
@@ -382,6 +384,28 @@ fn sub_path<'a>(
         ));
     }
     Ok(Some(path))
+}
+
+/// Finds what the mounts of a container name below their volumes. What cannot be had is told before the container is started, with
+/// the kubelet's words, and without a path of the node.
+pub(super) fn find_sub_paths(container: &Container, spec: &ContainerSpec) -> Result<(), String> {
+    for mount in &spec.mounts {
+        find_sub_path(mount).map_err(|error| {
+            let of_mount = |named: &&VolumeMount| absolute(&named.mount_path) == mount.target;
+            let named = container.volume_mounts.iter().flatten().find(of_mount);
+            let why = if error.kind() == io::ErrorKind::CrossesDevices {
+                "it leads out of the volume".to_owned()
+            } else {
+                error.to_string()
+            };
+            format!(
+                "failed to prepare subPath for volumeMount {:?} of container {:?}: {why}",
+                named.map_or("", |named| &named.name),
+                container.name
+            )
+        })?;
+    }
+    Ok(())
 }
 
 /// Whether what is mounted below a volume is read-only in a container, too.

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use serde_json::{Value, json};
 
 use crate::world::{World, container};
@@ -144,6 +144,11 @@ async fn a_container_mounts_a_part_of_a_volume() {
     world.until_clean().await;
 }
 
+fn waiting_reason(pod: &Pod) -> Option<&str> {
+    let statuses = pod.status.as_ref()?.container_statuses.as_ref()?;
+    statuses.first()?.state.as_ref()?.waiting.as_ref()?.reason.as_deref()
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_sub_path_out_of_the_volume_or_of_an_unknown_variable_is_refused() {
     let world = World::new().await;
@@ -151,9 +156,11 @@ async fn a_sub_path_out_of_the_volume_or_of_an_unknown_variable_is_refused() {
         "name": "link", "image": "i", "command": ["ln", "-s", "/etc", "/e/out"],
         "volumeMounts": [{ "name": "e", "mountPath": "/e" }],
     });
+    let leads_out =
+        "failed to prepare subPath for volumeMount \"e\" of container \"main\": it leads out of the volume";
     let cases = [
-        (json!({ "subPath": "out" }), "Invalid cross-device link"),
-        (json!({ "subPath": "out/made" }), "Invalid cross-device link"),
+        (json!({ "subPath": "out" }), leads_out),
+        (json!({ "subPath": "out/made" }), leads_out),
         (
             json!({ "subPathExpr": "$(NOBODY)" }),
             "subPathExpr names NOBODY, which is no variable of the container",
@@ -173,6 +180,7 @@ async fn a_sub_path_out_of_the_volume_or_of_an_unknown_variable_is_refused() {
         });
         world.pod(&name, spec).await;
         world.has_event(&name, "Failed", message).await;
+        world.until_pod(&name, |pod| waiting_reason(pod) == Some("CreateContainerConfigError")).await;
         world.delete(&name).await;
     }
     world.until_clean().await;
