@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help deps build fmt lint test sanity test-vm test-kube test-e2e test-crash test-sub-path test-postgres test-etcd demo screenshots bench bench-build bench-up bench-nfs bench-flex bench-group bench-cloud bench-sidecars bench-see bench-dev bench-apiserver fuzz clean
+.PHONY: help deps build fmt lint test sanity test-vm test-kube test-e2e test-e2e-up test-crash test-sub-path test-postgres test-etcd demo screenshots bench bench-build bench-up bench-nfs bench-flex bench-group bench-cloud bench-sidecars bench-see bench-dev bench-apiserver fuzz clean
 
 # Go may have been installed here by `make deps`; mkfs and losetup live in sbin.
 export PATH := $(CURDIR)/.tools/go/go/bin:$(PATH):/usr/sbin:/sbin
@@ -23,7 +23,7 @@ CARGO := cargo --config 'target."cfg(unix)".runner = [$(RUNNER)]'
 LIMITED := cargo --config 'target."cfg(unix)".runner = [$(RUNNER), "timeout", "--foreground", "--kill-after=10", "1800"]'
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  %-12s %s\n", $$1, $$2 }'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  %-12s %s\n", $$1, $$2 }'
 
 deps: ## install what the tests need and this machine lacks
 	@testbed/deps.sh test
@@ -90,6 +90,12 @@ test-e2e: ## Kubernetes' own end-to-end specs of storage (External.Storage) on r
 	cargo build --locked -p berth
 	$(AS_ROOT) env $(if $(FOCUS),FOCUS='$(FOCUS)') $(if $(SKIP),SKIP='$(SKIP)') $(if $(PROCS),PROCS=$(PROCS)) HOME=$(HOME) \
 		BERTH_BIN=$(or $(CARGO_TARGET_DIR),$(CURDIR)/target)/debug/berth testbed/kube/e2e.sh $(DRIVER)
+
+test-e2e-up: ## the same specs on `berth up --runtime cri`, with the local driver and this machine's containerd: DRIVER (default all, see testbed/kube/e2e-up.sh), FOCUS, SKIP and PROCS for less; hours
+	@testbed/deps.sh kube
+	cargo build --locked -p berth
+	$(AS_ROOT) env $(if $(FOCUS),FOCUS='$(FOCUS)') $(if $(SKIP),SKIP='$(SKIP)') $(if $(PROCS),PROCS=$(PROCS)) HOME=$(HOME) \
+		BERTH_BIN=$(or $(CARGO_TARGET_DIR),$(CURDIR)/target)/debug/berth testbed/kube/e2e-up.sh $(DRIVER)
 
 test-crash: deps ## the long crash runs: KILLS (default 100) kill -9 under load, of the driver on each kind of disk, of `berth up`, of a cloud's driver at every call of its API and by `berth certify`, and of the sidecars at every step; SEED to repeat one
 	cargo build --locked -p berth

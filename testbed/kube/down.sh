@@ -6,16 +6,6 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 . "$here/env.sh"
 
-stop() { # name, [signal]
-  if alive "$1"; then
-    local pid; read -r pid _ <"$KUBE_STATE/pid/$1"
-    kill "-${2:-TERM}" "$pid"
-    for _ in $(seq 100); do alive "$1" || break; sleep 0.1; done
-    if alive "$1"; then kill -9 "$pid"; fi
-    echo "stopped $1"
-  fi
-  rm -f "$KUBE_STATE/pid/$1"
-}
 if [ $# -gt 0 ]; then
   for n in "$@"; do stop "$n"; done
   exit

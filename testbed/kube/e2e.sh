@@ -13,8 +13,8 @@ export BRIDGE=${BRIDGE:-kube1} POD_NET=${POD_NET:-10.89.0} SERVICE_NET=${SERVICE
 export KUBELET_ARGS=${KUBELET_ARGS:---cgroups-per-qos=false --enforce-node-allocatable=}
 # A claim that is made in the same instant as its volume waits for the binder's next resync, of 15 seconds by default.
 export KCM_ARGS=${KCM_ARGS:---pvclaimbinder-sync-period=1s}
-export BERTH_BIN=${BERTH_BIN:-$repository/target/debug/berth}
 . "$here/env.sh"
+. "$here/suite.sh"
 results=${RESULTS:-$repository/target/e2e}
 drivers=${*:-local-ext4 local-xfs local-btrfs local-dir nfs nfs-image}
 mkdir -p "$results"
@@ -71,41 +71,6 @@ prepare() { # definition
     local-dir) local_driver "$KUBELET_ROOT/plugins/e2e-data" ;;
     nfs*) nfs_driver ;;
   esac
-}
-definition() { # prints it for this machine
-  if [ "$1" = local-ext4 ] && (echo -999 >/proc/self/oom_score_adj) 2>/dev/null; then # the node has CAP_SYS_RESOURCE
-    sed 's/onlineExpansion: false/onlineExpansion: true/' "$here/e2e/$1.yaml"
-  else
-    cat "$here/e2e/$1.yaml"
-  fi
-}
-suite() { # definition: External.Storage with it
-  local specs=External.Storage driver=
-  if [ "$1" = csimock ]; then
-    specs='CSI Mock'
-  else
-    definition "$1" >"$results/$1.yaml"
-    driver=--storage.testdriver=$results/$1.yaml
-  fi
-  rm -f "$results/$1.txt"
-  # Specs marked Disruptive restart the kubelet by ssh; any volume data source needs programs of kubernetes-csi (hello-populator,
-  # volume-data-source-validator).
-  (cd "$results" && ginkgo --procs="${PROCS:-4}" --no-color --timeout=8h --focus="${FOCUS:-$specs}" --skip="${SKIP:-\[Disruptive\]|any volume data source}" \
-    "$KUBE_BIN/e2e.test" -- --kubeconfig="$KUBECONFIG" --provider=skeleton --kubectl-path="$KUBE_BIN/kubectl" --repo-root="$here/e2e" \
-    $driver --results="$results/$1.txt" >"$results/$1.log" 2>&1) || true
-}
-table() {
-  printf '\n%-14s %7s %7s %8s %8s\n' driver passed failed skipped minutes
-  local d state failed=0
-  for d in $drivers; do
-    [ -s "$results/$d.txt" ] || { echo "$d: no results; see $results/$d.log"; failed=1; continue; }
-    awk -F'\t' -v d="$d" '{n[$1]++; t += $2} END {
-      printf "%-14s %7d %7d %8d %8.0f\n", d, n["passed"], NR - n["passed"] - n["skipped"], n["skipped"], t / 60}' "$results/$d.txt"
-  done
-  for d in $drivers; do
-    awk -F'\t' -v d="$d" '$1 != "passed" && $1 != "skipped" {print d ": " $1 ": " $3}' "$results/$d.txt" 2>/dev/null || true
-  done | tee "$results/failed"
-  [ ! -s "$results/failed" ] && [ $failed = 0 ]
 }
 
 "$here/build.sh" e2e | { grep -v ^have || true; }

@@ -13,21 +13,6 @@ S=$KUBE_STATE; P=$S/pki
 mkdir -p "$S"/{pid,log,pki,etcd} "$FLEX_DIR"
 "$here/build.sh" "$level" | { grep -v ^have || true; }
 
-start() { # name, command...
-  local n=$1; shift
-  alive "$n" && return
-  setsid "$@" >>"$S/log/$n.log" 2>&1 </dev/null &
-  echo "$! $(started $!)" >"$S/pid/$n"
-}
-await() { # name, seconds, command...
-  local n=$1 end=$((SECONDS + $2)); shift 2
-  until "$@" >/dev/null 2>&1; do
-    alive "$n" || { echo "$n died:" >&2; tail -5 "$S/log/$n.log" >&2; exit 1; }
-    [ $SECONDS -lt $end ] || { echo "$n not ready; see $S/log/$n.log" >&2; exit 1; }
-    sleep 0.2
-  done
-  echo "ready  $n (${SECONDS}s)"
-}
 gates() { [ -z "$FEATURE_GATES" ] || echo "--feature-gates=$FEATURE_GATES"; }
 
 # --- certificates and kubeconfigs, made once per state folder
@@ -111,7 +96,6 @@ cat >"$S/cni/10-bridge.conflist" <<EOF
 {"cniVersion": "1.0.0", "name": "testbed", "plugins": [{"type": "bridge", "bridge": "$BRIDGE", "isGateway": true, "hairpinMode": true,
  "ipam": {"type": "host-local", "dataDir": "$S/cni-ipam", "ranges": [[{"subnet": "$POD_NET.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}}]}
 EOF
-cap_sys_resource() { (echo -999 >/proc/self/oom_score_adj) 2>/dev/null; } # without it runc cannot lower a container's OOM score
 cat >"$S/containerd.toml" <<EOF
 version = 3
 root = "$S/containerd"
@@ -127,16 +111,7 @@ state = "$S/containerd-state"
   conf_dir = "$S/cni"
 EOF
 
-# The node has a PID 1 of its own: when that dies, every container dies.
-start node unshare --fork --kill-child --pid --mount-proc --propagation unchanged pause
-until ns=$(pgrep -P "$(cut -d' ' -f1 "$S/pid/node")" -x pause); do alive node; sleep 0.05; done
-inside() { # name, command...: start, in the node's namespaces
-  local n=$1 pid; shift
-  alive "$n" && return
-  setsid nsenter --target "$ns" --pid --mount -- "$@" >>"$S/log/$n.log" 2>&1 </dev/null &
-  until pid=$(pgrep -P $!); do kill -0 $!; sleep 0.05; done
-  echo "$pid $(started "$pid")" >"$S/pid/$n"
-}
+node unchanged
 inside containerd containerd --config "$S/containerd.toml"
 await containerd 30 ctrk version
 "$here/images.sh"

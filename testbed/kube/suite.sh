@@ -1,0 +1,41 @@
+# Sourced by e2e.sh and e2e-up.sh: runs Kubernetes' own end-to-end suite against $KUBECONFIG with the definitions of e2e/, into $results.
+# FOCUS and SKIP select specs by regular expression, PROCS (default 4) is how many run at once.
+export BERTH_BIN=${BERTH_BIN:-$repository/target/debug/berth}
+
+definition() { # prints it for this machine
+  if [ "$1" = local-ext4 ] && cap_sys_resource; then
+    sed 's/onlineExpansion: false/onlineExpansion: true/' "$here/e2e/$1.yaml"
+  else
+    cat "$here/e2e/$1.yaml"
+  fi
+}
+suite() { # definition: External.Storage with it
+  local specs=External.Storage driver=
+  if [ "$1" = csimock ]; then
+    specs='CSI Mock'
+  else
+    definition "$1" >"$results/$1.yaml"
+    driver=--storage.testdriver=$results/$1.yaml
+  fi
+  rm -f "$results/$1.txt"
+  # Specs marked Disruptive restart the kubelet by ssh; any volume data source needs programs of kubernetes-csi (hello-populator,
+  # volume-data-source-validator).
+  (cd "$results" && ginkgo --procs="${PROCS:-4}" --no-color --timeout=8h --focus="${FOCUS:-$specs}" --skip="${SKIP:-\[Disruptive\]|any volume data source}" \
+    "$KUBE_BIN/e2e.test" -- --kubeconfig="$KUBECONFIG" --provider=skeleton --kubectl-path="$KUBE_BIN/kubectl" --repo-root="$here/e2e" \
+    $driver --results="$results/$1.txt" >"$results/$1.log" 2>&1) || true
+  # A list is also written before the first spec is run, in which all have passed.
+  grep -q '^Ran [0-9]' "$results/$1.log" || rm -f "$results/$1.txt"
+}
+table() { # of $drivers; fails if a spec did
+  printf '\n%-14s %7s %7s %8s %8s\n' driver passed failed skipped minutes
+  local d failed=0
+  for d in $drivers; do
+    [ -s "$results/$d.txt" ] || { echo "$d: no results; see $results/$d.log"; failed=1; continue; }
+    awk -F'\t' -v d="$d" '{n[$1]++; t += $2} END {
+      printf "%-14s %7d %7d %8d %8.0f\n", d, n["passed"], NR - n["passed"] - n["skipped"], n["skipped"], t / 60}' "$results/$d.txt"
+  done
+  for d in $drivers; do
+    awk -F'\t' -v d="$d" '$1 != "passed" && $1 != "skipped" {print d ": " $1 ": " $3}' "$results/$d.txt" 2>/dev/null || true
+  done | tee "$results/failed"
+  [ ! -s "$results/failed" ] && [ $failed = 0 ]
+}
