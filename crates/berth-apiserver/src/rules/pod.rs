@@ -39,7 +39,8 @@ impl Rules for Pod {
         let mut status = json!({"phase": "Pending", "qosClass": quality(at(object, &["spec"]))});
         if !items(object, &["spec", "schedulingGates"]).is_empty() {
             status["conditions"] = json!([{"type": "PodScheduled", "status": "False", "reason": "SchedulingGated",
-                "message": "Scheduling is blocked due to non-empty scheduling gates"}]);
+                "message": "Scheduling is blocked due to non-empty scheduling gates", "lastProbeTime": null,
+                "lastTransitionTime": super::age::now()}]);
         }
         map(object, &[]).insert("status".to_owned(), status);
     }
