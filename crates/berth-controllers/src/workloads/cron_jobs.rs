@@ -7,6 +7,7 @@ mod plan;
 #[cfg(test)]
 mod tests;
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,6 +18,7 @@ use k8s_openapi::api::batch::v1::{CronJob, CronJobStatus, Job};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt as _;
 use kube::api::PropagationPolicy;
+use parking_lot::Mutex;
 
 use super::jobs::{deletion, finished};
 use super::ownership::{Dependents, controller};
@@ -26,12 +28,13 @@ use plan::{Due, Plan, Timetable, history, job_for};
 /// Runs until the cluster's shutdown.
 pub(super) async fn run(cluster: Cluster) {
     let cron_jobs = Workloads::new(&cluster, "cronjob-controller", |_, _| false);
-    let controller = Arc::new(Controller { jobs: Dependents::new(&cron_jobs.cluster), cron_jobs });
+    let jobs = Dependents::new(&cron_jobs.cluster);
+    let controller = Arc::new(Controller { jobs, deleted: Mutex::default(), cron_jobs });
     let of_job = controller.clone();
     let queue = controller.cron_jobs.cluster.queue("cron-jobs", Backoff::default());
     Loop::new(&controller.cron_jobs.cluster, &queue)
         .keyed(&controller.cron_jobs.cache)
-        .subscribe(&controller.jobs.cache, move |before, after| of_job.cron_jobs.concerned(before, after))
+        .subscribe(&controller.jobs.cache, move |before, after| of_job.job_changed(before, after))
         .run(5, move |cron_job| controller.clone().reconcile(cron_job))
         .await;
 }
@@ -39,18 +42,37 @@ pub(super) async fn run(cluster: Cluster) {
 struct Controller {
     cron_jobs: Workloads<CronJob>,
     jobs: Dependents<Job>,
+    /// The uids of Jobs that were deleted here and that the cache does not show as being deleted yet.
+    deleted: Mutex<HashSet<String>>,
 }
 
 impl Controller {
+    fn job_changed(&self, before: Option<&Arc<Job>>, after: Option<&Arc<Job>>) -> Vec<Key> {
+        if let Some(uid) = before.and_then(|job| job.uid())
+            && after.is_none_or(|job| job.metadata.deletion_timestamp.is_some())
+        {
+            self.deleted.lock().remove(&uid);
+        }
+        self.cron_jobs.concerned(before, after)
+    }
+
+    /// The Jobs of a CronJob, without those that were deleted here.
+    fn jobs_of(&self, uid: &str) -> Vec<Arc<Job>> {
+        let mut jobs = self.jobs.of(uid);
+        let deleted = self.deleted.lock();
+        jobs.retain(|job| !job.uid().is_some_and(|uid| deleted.contains(&uid)));
+        jobs
+    }
+
     async fn reconcile(self: Arc<Self>, key: Key) -> Result<Next> {
         let Some(cron_job) = self.cron_jobs.cache.get(&key) else { return Ok(Next::Done) };
         let Some(uid) = cron_job.uid() else { return Ok(Next::Done) };
         let mut status = cron_job.status.clone().unwrap_or_default();
-        let jobs = self.jobs.of(&uid);
+        let jobs = self.jobs_of(&uid);
         for old in history(&cron_job, &jobs) {
             self.delete(&cron_job, &old, &mut status).await?;
         }
-        let jobs = self.jobs.of(&uid);
+        let jobs = self.jobs_of(&uid);
         self.follow(&cron_job, &jobs, &mut status).await?;
         let started = self.start(&cron_job, &mut status).await;
         status.active = status.active.filter(|active| !active.is_empty());
@@ -201,12 +223,15 @@ impl Controller {
     async fn delete(&self, cron_job: &CronJob, job: &Job, status: &mut CronJobStatus) -> Result<()> {
         let recorder = &self.cron_jobs.recorder;
         let parameters = deletion(job, PropagationPolicy::Background);
+        let uid = job.uid().unwrap_or_default();
+        self.deleted.lock().insert(uid.clone());
         if let Err(error) = self.cron_jobs.cluster.delete_with(job, &parameters).await {
+            self.deleted.lock().remove(&uid);
             let message = format!("Deleted job: {}", error.chain());
             recorder.warning(cron_job, events::FAILED_DELETE, message);
             return Err(error);
         }
-        forget(status, &job.uid().unwrap_or_default());
+        forget(status, &uid);
         let message = format!("Deleted job {}", job.name_any());
         recorder.normal(cron_job, events::SUCCESSFUL_DELETE, message);
         Ok(())
