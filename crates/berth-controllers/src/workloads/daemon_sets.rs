@@ -94,6 +94,7 @@ impl Controller {
             collisions,
         )
         .await?;
+        let Some(history) = history else { return Ok(Next::Done) };
         let hash = history.newest.labels().get(CONTROLLER_REVISION_HASH).cloned().unwrap_or_default();
         self.sets.claim(&set, &self.pods.dependents).await?;
 

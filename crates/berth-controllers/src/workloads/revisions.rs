@@ -30,7 +30,8 @@ pub(super) struct History {
 
 impl History {
     /// Makes the last revision that of the template: it is there, or an older one becomes the last, or it is created.
-    /// `hash_label` is the label that has the hash of the template.
+    /// `hash_label` is the label that has the hash of the template. `None` if the owner is being deleted and has lost its
+    /// revision: that goes with the owner, or stays without it, and is not to be taken again.
     pub(super) async fn observe<W: Workload>(
         cluster: &Cluster,
         owner: &W,
@@ -38,7 +39,7 @@ impl History {
         hash_label: &str,
         revisions: &Dependents<ControllerRevision>,
         mut collisions: i32,
-    ) -> Result<Self> {
+    ) -> Result<Option<Self>> {
         let mut all = claim(cluster, owner, None, |meta| is_selected(owner, meta), revisions).await?;
         all.sort_by_key(|revision| (revision.revision, created(revision), revision.name_any()));
         let data = data(template);
@@ -50,7 +51,10 @@ impl History {
                 newest = cluster.update(newest.as_ref(), |revision| revision.revision = next).await?;
             }
             all.push(newest.clone());
-            return Ok(Self { all, newest, collisions });
+            return Ok(Some(Self { all, newest, collisions }));
+        }
+        if owner.meta().deletion_timestamp.is_some() {
+            return Ok(None);
         }
         loop {
             let revision = new(owner, template, hash_label, &data, next, collisions);
@@ -76,7 +80,7 @@ impl History {
                 Err(error) => return Err(error),
             };
             all.push(newest.clone());
-            return Ok(Self { all, newest, collisions });
+            return Ok(Some(Self { all, newest, collisions }));
         }
     }
 

@@ -75,6 +75,7 @@ impl Controller {
             collisions,
         )
         .await?;
+        let Some(history) = history else { return Ok(Next::Done) };
         self.sets.claim(&set, &self.pods.dependents).await?;
 
         let status = set.status.clone().unwrap_or_default();

@@ -121,6 +121,8 @@ async fn a_stateful_set_keeps_its_names_and_claims_through_scaling_rollouts_and_
         DeleteParams { propagation_policy: Some(PropagationPolicy::Orphan), ..DeleteParams::default() };
     sets.delete("web", &orphan).await.unwrap();
     until_gone(&sets, "web").await;
+    let kept = until(&revisions, &newest.name_any(), |kept| kept.owner_references().is_empty()).await;
+    assert_eq!(kept.uid(), newest.uid(), "its history stays");
     let mut again = stateful_set(&class, 3);
     again["spec"]["template"] = template("three");
     again["spec"]["volumeClaimTemplates"][0]["spec"]["resources"]["requests"]["storage"] = json!("2Gi");
