@@ -37,7 +37,7 @@ pub(super) enum Step {
         ordinal: i32,
         why: String,
     },
-    /// Restore a pod's labels, or try its volumes.
+    /// Restore a pod's labels, or try its volumes, and tell of it.
     Identify {
         ordinal: i32,
         pod: Arc<Pod>,
@@ -202,8 +202,10 @@ impl ObservedSet<'_> {
             return Round::Ends;
         }
         if !member.is_terminating {
+            let before = steps.len();
             self.plan_owners(ordinal, Some(&member.pod), false, steps);
-            if !is_identified(self.set, ordinal, &member.pod) {
+            // Claims that get other owners are told of as an update of their pod.
+            if steps.len() > before || !is_identified(self.set, ordinal, &member.pod) {
                 steps.push(Step::Identify { ordinal, pod: member.pod.clone() });
             }
         }

@@ -212,10 +212,10 @@ fn a_change_of_the_retention_policy_reaches_existing_claims() {
     );
     let mut seen = observed(&retain, "0b+ 1b+");
     seen.set = &delete;
-    assert_eq!(steps(&seen), "own data-web-0 by [web], own data-web-1 by [web-1], delete web-1");
+    assert_eq!(steps(&seen), "own data-web-0 by [web], identify 0, own data-web-1 by [web-1], delete web-1");
     let mut seen = observed(&delete, "0b+");
     seen.set = &retain;
-    assert_eq!(steps(&seen), "own data-web-0 by []");
+    assert_eq!(steps(&seen), "own data-web-0 by [], identify 0");
     // What somebody else controls is not taken.
     let mut seen = observed(&retain, "0b+");
     seen.set = &delete;
