@@ -29,7 +29,9 @@ fn outcome(pod: Value, objects: Vec<Value>) -> Result<super::decide::Placement, 
 }
 
 fn refused(reasons: &str, preemption: &str) -> Result<&'static str, String> {
-    Err(format!("0/1 nodes are available: {reasons}. preemption: 0/1 nodes are available: 1 {preemption}."))
+    Err(format!(
+        "0/1 nodes are available: {reasons}. no new claims to deallocate, preemption: 0/1 nodes are available: 1 {preemption}."
+    ))
 }
 
 type Row = (&'static str, Value, Vec<Value>, Result<&'static str, String>);
@@ -104,7 +106,7 @@ fn claims_that_no_node_can_help() {
             with(pod(&["c"]), "spec/preemptionPolicy", json!("Never")),
             vec![plain_node()],
             Err("0/1 nodes are available: persistentvolumeclaim \"c\" not found. \
-                 preemption: not eligible due to preemptionPolicy=Never."
+                 no new claims to deallocate, preemption: not eligible due to preemptionPolicy=Never."
                 .to_owned()),
         ),
     ];
@@ -580,7 +582,7 @@ fn reasons_of_many_nodes_are_counted_and_sorted() {
     assert_eq!(
         outcome(pod(&["c"]), objects).unwrap_err(),
         "0/3 nodes are available: 1 node(s) had untolerated taint(s), 2 node(s) didn't match PersistentVolume's node \
-         affinity. preemption: 0/3 nodes are available: 3 Preemption is not helpful for scheduling."
+         affinity. no new claims to deallocate, preemption: 0/3 nodes are available: 3 Preemption is not helpful for scheduling."
     );
 }
 

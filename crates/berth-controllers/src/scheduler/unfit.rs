@@ -10,6 +10,9 @@ const HOPELESS: &str = "Preemption is not helpful for scheduling";
 /// A node without a pod that is less important.
 pub(super) const NO_VICTIMS: &str = "No preemption victims found for incoming pod";
 
+/// What goes before the verdict on preemption.
+const NO_DEVICES: &str = "no new claims to deallocate, ";
+
 /// What judged a node unfit; decides which changes lead to another attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Plugin {
@@ -128,15 +131,16 @@ fn listed(reasons: Vec<(usize, &str)>) -> String {
     reasons.join(", ")
 }
 
-/// What is said of a preemption that does not come about.
+/// What is said of a preemption that does not come about. That no devices' claims can be given up for the pod, Kubernetes says of
+/// every pod.
 fn in_vain(
     nodes: usize,
     reasons: Vec<(usize, &str)>,
     may_preempt: Result<(), &'static str>,
 ) -> (Preemption, String) {
     if let Err(why) = may_preempt {
-        return (Preemption::NotEligible, format!("preemption: {why}"));
+        return (Preemption::NotEligible, format!("{NO_DEVICES}preemption: {why}"));
     }
-    let text = format!("preemption: 0/{nodes} nodes are available: {}.", listed(reasons));
+    let text = format!("{NO_DEVICES}preemption: 0/{nodes} nodes are available: {}.", listed(reasons));
     (Preemption::InVain, text)
 }

@@ -121,7 +121,7 @@ async fn a_pod_that_fits_nowhere_says_why_and_goes_when_something_helps() {
     let refused = until(&pods, "p", |pod| refusal(pod).contains("unbound immediate")).await;
     assert_eq!(
         refusal(&refused),
-        "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims. preemption: 0/1 nodes are \
+        "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims. no new claims to deallocate, preemption: 0/1 nodes are \
          available: 1 Preemption is not helpful for scheduling."
     );
     let event = cluster.has_event("p", "FailedScheduling").await;

@@ -43,7 +43,9 @@ fn spread(label: &str, skew: i32, when: &str) -> Value {
 }
 
 fn nowhere(reasons: &str, preemption: &str) -> Result<&'static str, String> {
-    Err(format!("0/3 nodes are available: 3 {reasons}. preemption: 0/3 nodes are available: 3 {preemption}."))
+    Err(format!(
+        "0/3 nodes are available: 3 {reasons}. no new claims to deallocate, preemption: 0/3 nodes are available: 3 {preemption}."
+    ))
 }
 
 #[test]

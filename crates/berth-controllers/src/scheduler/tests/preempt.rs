@@ -253,17 +253,21 @@ fn what_pods_cannot_help_is_said() {
         (
             "nobody is less important",
             vec![plain_node(), runs("x", "a", 5, "4", 0), asks("p", 5, "1")],
-            format!("{full} preemption: 0/1 nodes are available: 1 {NO_VICTIMS}."),
+            format!(
+                "{full} no new claims to deallocate, preemption: 0/1 nodes are available: 1 {NO_VICTIMS}."
+            ),
         ),
         (
             "the others stay",
             vec![plain_node(), runs("x", "a", 50, "3", 0), small(), asks("p", 10, "2")],
-            format!("{full} preemption: 0/1 nodes are available: 1 Insufficient cpu."),
+            format!(
+                "{full} no new claims to deallocate, preemption: 0/1 nodes are available: 1 Insufficient cpu."
+            ),
         ),
         (
             "more than the node has",
             vec![plain_node(), small(), asks("p", 10, "5")],
-            format!("{full} preemption: 0/1 nodes are available: 1 {HOPELESS}."),
+            format!("{full} no new claims to deallocate, preemption: 0/1 nodes are available: 1 {HOPELESS}."),
         ),
         (
             "a claim that is not there",
@@ -278,13 +282,15 @@ fn what_pods_cannot_help_is_said() {
                 ),
             ],
             format!(
-                "0/1 nodes are available: persistentvolumeclaim \"c\" not found. preemption: 0/1 nodes are available: 1 {HOPELESS}."
+                "0/1 nodes are available: persistentvolumeclaim \"c\" not found. no new claims to deallocate, preemption: 0/1 nodes are available: 1 {HOPELESS}."
             ),
         ),
         (
             "it may not preempt",
             vec![plain_node(), runs("x", "a", 1, "4", 0), never],
-            format!("{full} preemption: not eligible due to preemptionPolicy=Never."),
+            format!(
+                "{full} no new claims to deallocate, preemption: not eligible due to preemptionPolicy=Never."
+            ),
         ),
         ("it preempts", vec![plain_node(), runs("x", "a", 1, "4", 0), asks("p", 10, "1")], full.to_owned()),
     ] {
@@ -323,7 +329,7 @@ fn nobody_else_is_preempted_while_pods_still_leave() {
     assert_eq!(waits.preemption, Preemption::NotEligible);
     assert_eq!(
         waits.message,
-        "0/2 nodes are available: 2 Insufficient cpu. preemption: not eligible due to a terminating pod on the nominated node."
+        "0/2 nodes are available: 2 Insufficient cpu. no new claims to deallocate, preemption: not eligible due to a terminating pod on the nominated node."
     );
     // Somebody else deletes the pod, or the pod was not nominated: it preempts.
     assert!(victims(objects(leaving("EvictionByEvictionAPI"), nominated())).is_some());
