@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use berth_kube::Key;
-use k8s_openapi::api::core::v1::{Node, Pod, PodSpec, Taint, Toleration};
+use k8s_openapi::api::core::v1::{Node, NodeSelector, Pod, PodSpec, Taint, Toleration};
 use kube::ResourceExt as _;
 
 use super::board::{Board, HostPort, host_ports, priority};
@@ -55,28 +55,25 @@ fn place(
     };
     let wishes = Wishes::of(pod);
     let neighbours = Neighbours::observe(world, board, pod, nodes);
-    let (mut best, mut unfit) = (None, Vec::new());
+    let (mut fitting, mut unfit) = (Vec::new(), Vec::new());
     for node in nodes {
         let fits = judge(&wishes, board, node).and_then(|()| judge_node(world, board, &claims, node));
         let fits = fits.and_then(|volumes| neighbours.judge(node).map(|()| volumes));
         let fits =
             fits.and_then(|volumes| actual.map_or(Ok(()), |actual| actual.judge(node)).map(|()| volumes));
         match fits {
-            Ok(volumes) => {
-                let name = node.name_any();
-                // Others made room for it there.
-                let is_nominated = nominated.as_ref() == Some(&name);
-                let rank =
-                    (is_nominated, neighbours.score(node), rank(&volumes, &wishes.request, board, node));
-                if best.as_ref().is_none_or(|(known, _)| rank > *known) {
-                    best = Some((rank, Placement { node: name, volumes }));
-                }
-            }
+            Ok(volumes) => fitting.push(Candidate {
+                avoided: avoided(&wishes, node),
+                wanted: preference(&wishes, node),
+                near: neighbours.score(node),
+                volumes,
+                node,
+            }),
             Err(why) => unfit.push(why),
         }
     }
-    if let Some((_, placement)) = best {
-        return Ok(placement);
+    if let Some(best) = best(fitting, nominated.as_deref(), &wishes.request, board) {
+        return Ok(best);
     }
     let at = nominated.and_then(|name| nodes.iter().position(|node| node.name_any() == name));
     let may_preempt = preempt::may_preempt(world, board, pod, at.and_then(|at| unfit.get(at)));
@@ -118,13 +115,55 @@ impl<'a> Wishes<'a> {
     }
 }
 
-/// Better is larger: volumes that fit well and much that is left; then few pods, then the first by name.
-fn rank(
-    volumes: &PodVolumes,
+/// A node that suits a pod, and what speaks for it.
+struct Candidate<'a> {
+    node: &'a Node,
+    volumes: PodVolumes,
+    /// How many taints it has that the pod had better avoid.
+    avoided: i64,
+    /// The weights of the pod's preferences that it meets.
+    wanted: i64,
+    /// The weights of the pods that are on it and around it.
+    near: i64,
+}
+
+/// The best of the nodes that suit: the one where others made room for the pod, else by Kubernetes' weights of taints,
+/// preferences, neighbours and what is left; then few pods, then the first by name.
+fn best(
+    candidates: Vec<Candidate<'_>>,
+    nominated: Option<&str>,
     request: &Amounts,
     board: &Board,
-    node: &Node,
-) -> (i128, std::cmp::Reverse<usize>, std::cmp::Reverse<String>) {
+) -> Option<Placement> {
+    let span = |of: fn(&Candidate<'_>) -> i64| {
+        let all = candidates.iter().map(of);
+        (all.clone().min().unwrap_or(0), all.max().unwrap_or(0))
+    };
+    // The best gets 100, and none gets 0.
+    let share = |value: i64, (least, most): (i64, i64)| {
+        if most > least { (value - least) * 100 / (most - least) } else { 0 }
+    };
+    let (avoided, wanted, near) = (
+        (0, span(|candidate| candidate.avoided).1),
+        (0, span(|candidate| candidate.wanted).1),
+        span(|candidate| candidate.near),
+    );
+    let ranked = candidates.into_iter().map(|candidate| {
+        let name = candidate.node.name_any();
+        let pods = board.load(&name).map_or(0, |load| load.pods.len());
+        let score = -3 * share(candidate.avoided, avoided)
+            + 2 * share(candidate.wanted, wanted)
+            + 2 * share(candidate.near, near);
+        let score = i128::from(score) + candidate.volumes.score + free(request, board, candidate.node);
+        let rank = (nominated == Some(&name), score, std::cmp::Reverse(pods), std::cmp::Reverse(name));
+        (rank, candidate)
+    });
+    let best = ranked.max_by(|(one, _), (other, _)| one.cmp(other));
+    best.map(|(_, best)| Placement { node: best.node.name_any(), volumes: best.volumes })
+}
+
+/// How much of a node's CPU and memory is left with the pod on it, in percent.
+fn free(request: &Amounts, board: &Board, node: &Node) -> i128 {
     let load = board.load(&node.name_any());
     let allocatable = allocatable(node);
     let mut free = 0;
@@ -136,8 +175,28 @@ fn rank(
             free += ((all - used).max(0) * 100 / all) / 2;
         }
     }
-    let pods = load.map_or(0, |load| load.pods.len());
-    (volumes.score + free, std::cmp::Reverse(pods), std::cmp::Reverse(node.name_any()))
+    free
+}
+
+/// How many taints a node has that keep pods away if there is another one, and that the pod does not tolerate.
+fn avoided(wishes: &Wishes<'_>, node: &Node) -> i64 {
+    let tolerations = wishes.spec.and_then(|spec| spec.tolerations.as_deref()).unwrap_or_default();
+    let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_deref()).unwrap_or_default();
+    let soft = taints.iter().filter(|taint| taint.effect == "PreferNoSchedule");
+    let avoided = soft.filter(|taint| !tolerations.iter().any(|toleration| tolerates(toleration, taint)));
+    i64::try_from(avoided.count()).unwrap_or(i64::MAX)
+}
+
+/// The weights of the pod's preferred node affinities that a node meets.
+fn preference(wishes: &Wishes<'_>, node: &Node) -> i64 {
+    let affinity = wishes.spec.and_then(|spec| spec.affinity.as_ref()?.node_affinity.as_ref());
+    let terms =
+        affinity.and_then(|node| node.preferred_during_scheduling_ignored_during_execution.as_deref());
+    let met = terms.unwrap_or_default().iter().filter(|term| {
+        let selector = NodeSelector { node_selector_terms: vec![term.preference.clone()] };
+        node_selector(&selector, &node.name_any(), labels(node.metadata.labels.as_ref()))
+    });
+    met.map(|term| i64::from(term.weight)).sum()
 }
 
 /// Whether a node suits a pod, volumes aside; the first that objects is heard.

@@ -633,3 +633,56 @@ fn a_pod_asks_for_the_most_that_it_needs_at_any_time() {
     // The start needs 3 beside the helper's 0.2; the containers with the helper only 1.7.
     assert_eq!(requested(&pod).get("cpu"), Some(&3210));
 }
+
+#[test]
+fn preferences_and_soft_taints_decide_between_nodes_that_suit() {
+    let node = |name: &str, more: &[(&str, Value)]| {
+        let mut node = with(plain_node(), "metadata/name", json!(name));
+        for (path, value) in more {
+            node = with(node, path, value.clone());
+        }
+        node
+    };
+    let soft = json!([{ "key": "own", "value": "x", "effect": "PreferNoSchedule" }]);
+    let zone = |zone: &str| ("metadata/labels", json!({ "zone": zone }));
+    let prefers = |weights: &[(&str, i32)]| {
+        let term = |(zone, weight): &(&str, i32)| {
+            json!({ "weight": weight, "preference": { "matchExpressions": [
+                { "key": "zone", "operator": "In", "values": [zone] }] } })
+        };
+        let terms: Vec<Value> = weights.iter().map(term).collect();
+        json!({ "nodeAffinity": { "preferredDuringSchedulingIgnoredDuringExecution": terms } })
+    };
+    let zones = || vec![node("a", &[zone("one")]), node("b", &[zone("two")])];
+    let tolerates = json!([{ "key": "own", "operator": "Exists" }]);
+    let rows: Vec<Row> = vec![
+        ("nothing is preferred", pod(&[]), zones(), Ok("a")),
+        ("one is preferred", with(pod(&[]), "spec/affinity", prefers(&[("two", 1)])), zones(), Ok("b")),
+        (
+            "one is preferred more",
+            with(pod(&[]), "spec/affinity", prefers(&[("two", 50), ("one", 60)])),
+            zones(),
+            Ok("a"),
+        ),
+        ("no node is preferred", with(pod(&[]), "spec/affinity", prefers(&[("three", 1)])), zones(), Ok("a")),
+        (
+            "one is avoided",
+            pod(&[]),
+            vec![node("a", &[("spec/taints", soft.clone())]), node("b", &[])],
+            Ok("b"),
+        ),
+        (
+            "its taint is tolerated",
+            with(pod(&[]), "spec/tolerations", tolerates),
+            vec![node("a", &[("spec/taints", soft.clone())]), node("b", &[])],
+            Ok("a"),
+        ),
+        (
+            "taints weigh more than preferences",
+            with(pod(&[]), "spec/affinity", prefers(&[("one", 100)])),
+            vec![node("a", &[zone("one"), ("spec/taints", soft)]), node("b", &[zone("two")])],
+            Ok("b"),
+        ),
+    ];
+    check(rows);
+}
