@@ -1,27 +1,25 @@
 //! The real cluster as one test uses it: a namespace, a driver's name and a directory of its own, and Berth's programs.
 
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use berth_e2e::{Csi, driver, machine, program::Program};
-use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::kinds::{
-    CLAIM, CLASS, CSI_DRIVER, EVENT, GROUP_SNAPSHOT_CLASS, Kind, NAMESPACE, POD, SERVICE_ACCOUNT,
-    SNAPSHOT_CLASS, VOLUME, text,
+    CLAIM, CLASS, CSI_DRIVER, GROUP_SNAPSHOT_CLASS, NAMESPACE, POD, SERVICE_ACCOUNT, SNAPSHOT_CLASS, VOLUME,
+    text,
 };
+use crate::objects::{Objects, merged};
 
-/// How long anything may take before a test gives up; controllers of Kubernetes back off to half a minute.
-const PATIENCE: Duration = Duration::from_secs(120);
-
-/// The part of the cluster that belongs to one test.
+/// The part of the cluster that belongs to one test, whose objects it derefs to.
 pub(crate) struct Cluster {
-    client: Client,
+    objects: Objects,
     kubeconfig: PathBuf,
     dir: TempDir,
     /// Of the test's namespace, classes and nodes.
@@ -44,18 +42,14 @@ impl Cluster {
     }
 
     async fn with_driver(test: &str, driver_spec: Value, class: Value) -> Result<Self> {
-        let kubeconfig = std::env::var_os("KUBECONFIG_REAL")
-            .map(PathBuf::from)
-            .context("KUBECONFIG_REAL names no cluster; `make test-kube` starts one and runs this")?;
-        let read = Kubeconfig::read_from(&kubeconfig).context("read KUBECONFIG_REAL")?;
-        let config = Config::from_custom_kubeconfig(read, &KubeConfigOptions::default()).await?;
+        let (kubeconfig, config) = real().await?;
         // The path stays short: a socket's may have 107 bytes.
         let dir =
             tempfile::Builder::new().prefix("kube-").rand_bytes(5).tempdir().context("make a directory")?;
         let name = format!("{test}-{}", std::process::id());
         let driver = format!("{name}.berth.test");
-        let (client, begun) = (Client::try_from(config)?, Instant::now());
-        let cluster = Self { client, kubeconfig, dir, name, driver, begun };
+        let objects = Objects::new(Client::try_from(config)?, name.clone());
+        let cluster = Self { objects, kubeconfig, dir, name, driver, begun: Instant::now() };
         cluster.create(NAMESPACE, json!({"metadata": {"name": cluster.name}})).await?;
         let spec = json!({
             "podInfoOnMount": true, "fsGroupPolicy": "File", "volumeLifecycleModes": ["Persistent", "Ephemeral"],
@@ -179,28 +173,6 @@ impl Cluster {
         Csi::connect(&self.endpoint(node))
     }
 
-    /// For what needs the client itself.
-    pub(crate) fn client(&self) -> Client {
-        self.client.clone()
-    }
-
-    fn api(&self, kind: Kind) -> Api<DynamicObject> {
-        let resource = kind.resource();
-        if kind.namespaced {
-            Api::namespaced_with(self.client.clone(), &self.name, &resource)
-        } else {
-            Api::all_with(self.client.clone(), &resource)
-        }
-    }
-
-    /// Creates an object, given without its type.
-    pub(crate) async fn create(&self, kind: Kind, object: Value) -> Result<Value> {
-        let typed = json!({"apiVersion": kind.api_version(), "kind": kind.name});
-        let object: DynamicObject = serde_json::from_value(merged(typed, object))?;
-        let made = self.api(kind).create(&PostParams::default(), &object).await;
-        plain(made.with_context(|| format!("create a {}", kind.name))?)
-    }
-
     /// A claim of a size, by default of the test's class, with more fields in its spec.
     pub(crate) async fn claim(&self, name: &str, size: &str, more: Value) -> Result<Value> {
         let spec = json!({
@@ -225,105 +197,6 @@ impl Cluster {
         self.create(POD, json!({"metadata": {"name": name}, "spec": merged(spec, more)})).await
     }
 
-    /// An object, if it is there.
-    pub(crate) async fn find(&self, kind: Kind, name: &str) -> Result<Option<Value>> {
-        let found =
-            self.api(kind).get_opt(name).await.with_context(|| format!("get {} {name}", kind.name))?;
-        found.map(plain).transpose()
-    }
-
-    /// An object that is there.
-    pub(crate) async fn get(&self, kind: Kind, name: &str) -> Result<Value> {
-        self.find(kind, name).await?.with_context(|| format!("there is no {} {name}", kind.name))
-    }
-
-    /// All objects of a kind, in the test's namespace if it has namespaces.
-    pub(crate) async fn list(&self, kind: Kind) -> Result<Vec<Value>> {
-        let found = self.api(kind).list(&ListParams::default()).await?;
-        found.items.into_iter().map(plain).collect()
-    }
-
-    /// Changes an object by a merge patch.
-    pub(crate) async fn patch(&self, kind: Kind, name: &str, change: Value) -> Result<Value> {
-        let patched = self.api(kind).patch(name, &PatchParams::default(), &Patch::Merge(change)).await;
-        plain(patched.with_context(|| format!("change {} {name}", kind.name))?)
-    }
-
-    /// Changes an object's status by a merge patch.
-    pub(crate) async fn patch_status(&self, kind: Kind, name: &str, status: Value) -> Result<()> {
-        let change = Patch::Merge(json!({"status": status}));
-        let patched = self.api(kind).patch_status(name, &PatchParams::default(), &change).await;
-        patched.with_context(|| format!("change the status of {} {name}", kind.name)).map(drop)
-    }
-
-    /// Asks for an object's deletion; one that is gone needs none.
-    pub(crate) async fn delete(&self, kind: Kind, name: &str) -> Result<()> {
-        self.delete_by(kind, name, &DeleteParams::default()).await
-    }
-
-    /// Removes a pod as its kubelet does, when nothing of it runs any more.
-    pub(crate) async fn remove_pod(&self, name: &str) -> Result<()> {
-        self.delete_by(POD, name, &DeleteParams::default().grace_period(0)).await
-    }
-
-    async fn delete_by(&self, kind: Kind, name: &str, how: &DeleteParams) -> Result<()> {
-        match self.api(kind).delete(name, how).await {
-            Ok(_) => Ok(()),
-            Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
-            Err(error) => Err(error).with_context(|| format!("delete {} {name}", kind.name)),
-        }
-    }
-
-    /// Waits until an object is so.
-    pub(crate) async fn until(
-        &self,
-        kind: Kind,
-        name: &str,
-        what: &str,
-        so: impl Fn(&Value) -> bool,
-    ) -> Result<Value> {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            let found = self.find(kind, name).await?;
-            if let Some(object) = found.clone().filter(&so) {
-                return Ok(object);
-            }
-            if Instant::now() > deadline {
-                let seen = found.unwrap_or_default();
-                let events = self.events(name).await?;
-                bail!("{} {name} never {what}; it is {seen:#}\nwith events {events:#?}", kind.name);
-            }
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    }
-
-    /// Waits until an object is gone.
-    pub(crate) async fn gone(&self, kind: Kind, name: &str) -> Result<()> {
-        self.until_all(&format!("{} {name} is gone", kind.name), kind, |all| {
-            !all.iter().any(|object| text(object, "/metadata/name") == name)
-        })
-        .await
-        .map(drop)
-    }
-
-    /// Waits until the objects of a kind are so.
-    pub(crate) async fn until_all(
-        &self,
-        what: &str,
-        kind: Kind,
-        so: impl Fn(&[Value]) -> bool,
-    ) -> Result<Vec<Value>> {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            let all = self.list(kind).await?;
-            if so(&all) {
-                return Ok(all);
-            }
-            ensure!(Instant::now() < deadline, "not within {PATIENCE:?}: {what}; there are {all:#?}");
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    }
-
     /// Waits until a claim is bound, and gives its volume.
     pub(crate) async fn volume_of(&self, claim: &str) -> Result<Value> {
         let bound = |claim: &Value| text(claim, "/status/phase") == "Bound";
@@ -337,22 +210,6 @@ impl Cluster {
         self.delete(CLAIM, name).await?;
         self.gone(CLAIM, name).await?;
         self.gone(VOLUME, text(&claim, "/spec/volumeName")).await
-    }
-
-    /// What the events of an object say: reason and message.
-    pub(crate) async fn events(&self, name: &str) -> Result<Vec<String>> {
-        let events = self.list(EVENT).await?;
-        let of_it = events.iter().filter(|event| text(event, "/involvedObject/name") == name);
-        Ok(of_it.map(|event| format!("{}: {}", text(event, "/reason"), text(event, "/message"))).collect())
-    }
-
-    /// Waits until an object has an event with this reason, and gives its message.
-    pub(crate) async fn event(&self, name: &str, reason: &str) -> Result<String> {
-        let wanted =
-            |event: &Value| text(event, "/involvedObject/name") == name && text(event, "/reason") == reason;
-        let what = format!("{name} has an event {reason}");
-        let events = self.until_all(&what, EVENT, |events| events.iter().any(wanted)).await?;
-        Ok(events.iter().find(|event| wanted(event)).map_or("", |event| text(event, "/message")).to_owned())
     }
 
     /// Checks that the driver of a node has nothing left, and stops it.
@@ -378,6 +235,14 @@ impl Cluster {
     }
 }
 
+impl Deref for Cluster {
+    type Target = Objects;
+
+    fn deref(&self) -> &Objects {
+        &self.objects
+    }
+}
+
 impl Drop for Cluster {
     fn drop(&mut self) {
         if let Err(error) = machine::clear_below(self.dir.path()) {
@@ -388,16 +253,12 @@ impl Drop for Cluster {
     }
 }
 
-/// An object with the fields of both.
-pub(crate) fn merged(mut object: Value, more: Value) -> Value {
-    if let (Some(fields), Value::Object(more)) = (object.as_object_mut(), more) {
-        fields.extend(more);
-    }
-    object
-}
-
-/// An object without what nobody wants to read in a complaint.
-fn plain(mut object: DynamicObject) -> Result<Value> {
-    object.metadata.managed_fields = None;
-    Ok(serde_json::to_value(object)?)
+/// The kubeconfig of the real cluster, and what it says.
+pub(crate) async fn real() -> Result<(PathBuf, Config)> {
+    let kubeconfig = std::env::var_os("KUBECONFIG_REAL")
+        .map(PathBuf::from)
+        .context("KUBECONFIG_REAL names no cluster; `make test-kube` starts one and runs this")?;
+    let read = Kubeconfig::read_from(&kubeconfig).context("read KUBECONFIG_REAL")?;
+    let config = Config::from_custom_kubeconfig(read, &KubeConfigOptions::default()).await?;
+    Ok((kubeconfig, config))
 }

@@ -3,6 +3,7 @@
 mod attach;
 mod capacity;
 mod change;
+mod compare;
 mod distributed;
 mod groups;
 mod see;

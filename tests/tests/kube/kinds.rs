@@ -46,6 +46,18 @@ pub(crate) const GROUP_SNAPSHOT: Kind = in_namespaces(GROUPS, "v1", "VolumeGroup
 pub(crate) const GROUP_SNAPSHOT_CLASS: Kind = in_cluster(GROUPS, "v1", "VolumeGroupSnapshotClass");
 pub(crate) const GROUP_SNAPSHOT_CONTENT: Kind = in_cluster(GROUPS, "v1", "VolumeGroupSnapshotContent");
 
+const APPS: &str = "apps";
+pub(crate) const DAEMON_SET: Kind = in_namespaces(APPS, "v1", "DaemonSet");
+pub(crate) const DEPLOYMENT: Kind = in_namespaces(APPS, "v1", "Deployment");
+pub(crate) const REPLICA_SET: Kind = in_namespaces(APPS, "v1", "ReplicaSet");
+pub(crate) const REVISION: Kind = in_namespaces(APPS, "v1", "ControllerRevision");
+pub(crate) const STATEFUL_SET: Kind = in_namespaces(APPS, "v1", "StatefulSet");
+
+pub(crate) const BUDGET: Kind = in_namespaces("policy", "v1", "PodDisruptionBudget");
+pub(crate) const CRON_JOB: Kind = in_namespaces("batch", "v1", "CronJob");
+pub(crate) const JOB: Kind = in_namespaces("batch", "v1", "Job");
+pub(crate) const PRIORITY_CLASS: Kind = in_cluster("scheduling.k8s.io", "v1", "PriorityClass");
+
 impl Kind {
     /// As the client wants it.
     pub(crate) fn resource(self) -> ApiResource {

@@ -8,3 +8,4 @@ mod controllers;
 mod hollow;
 mod kinds;
 mod node;
+mod objects;

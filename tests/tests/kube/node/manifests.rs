@@ -9,8 +9,9 @@ use serde_json::{Value, json};
 
 use super::deployment::kubelet_root;
 use super::{exec, image, ready, running, size};
-use crate::cluster::{Cluster, merged};
+use crate::cluster::Cluster;
 use crate::kinds::{CLAIM, CLASS, POD, SNAPSHOT, SNAPSHOT_CONTENT, text};
+use crate::objects::merged;
 
 /// What the image of the drivers has beside the program.
 pub(super) const TOOLS: [&str; 5] = ["mkfs.ext4", "e2fsck", "resize2fs", "mkfs.xfs", "mkfs.btrfs"];

@@ -11,8 +11,9 @@ use serde_json::{Value, json};
 use super::deployment::HERE;
 use super::manifests::{Applied, TOOLS, with_lines};
 use super::{exec, image, ready, running};
-use crate::cluster::{Cluster, merged};
+use crate::cluster::Cluster;
 use crate::kinds::{CLAIM, CLASS, NODE, POD, SNAPSHOT, SNAPSHOT_CONTENT, VOLUME, text};
+use crate::objects::merged;
 
 const WORKLOADS: &[&str] =
     &["daemonset/berth-nfs-node", "deployment/berth-nfs-controller", "deployment/berth-snapshot-controller"];
