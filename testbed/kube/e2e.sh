@@ -58,7 +58,7 @@ disk() { # filesystem: a disk of its own, where the node sees what is mounted; p
   if ! mountpoint -q "$at"; then
     mkdir -p "$at" "$work"
     truncate -s 40G "$work/$1.img"
-    "mkfs.$1" -q -f "$work/$1.img"
+    "mkfs.$1" -q -f "$work/$1.img" >/dev/null
     mount -o loop "$work/$1.img" "$at"
   fi
   echo "$at"
@@ -70,6 +70,7 @@ prepare() { # definition
     local-btrfs) local_driver "$(disk btrfs)/data" ;;
     local-dir) local_driver "$KUBELET_ROOT/plugins/e2e-data" ;;
     nfs*) nfs_driver ;;
+    csimock) kubectl apply -f "$here/e2e/sidecars.yaml" >/dev/null ;;
   esac
 }
 
@@ -87,5 +88,6 @@ for driver in $drivers; do
   prepare "$driver"
   echo "run    $driver"
   suite "$driver"
+  kubectl delete --ignore-not-found -f "$here/e2e/sidecars.yaml" >/dev/null # no other driver is to have these rules
 done
 table
