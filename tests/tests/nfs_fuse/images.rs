@@ -214,6 +214,9 @@ async fn a_volume_grows_while_it_is_used_or_when_it_is_used_next() -> Result<()>
                 csi.unpublish(&volume.id, &at).await?;
                 wait_until_released(&server, fs_type, "nobody uses it").await?;
                 volume.publish(&csi, &at).await?;
+                let image = fs::metadata(server.export().join(fs_type).join("image"))?;
+                let room = std::os::unix::fs::MetadataExt::blocks(&image) * 512;
+                ensure!(room < image.len() / 4, "the image has its holes: {room} of {} bytes", image.len());
             }
             Err(status) => return Err(status.into()),
         }
@@ -247,6 +250,36 @@ async fn a_volume_that_cannot_be_published_is_refused_and_holds_up_nobody() -> R
     server.nothing_left().await?;
     fs::remove_file(at.join("file"))?;
     volume.publish(&csi, &at).await?;
+    csi.unpublish(&volume.id, &at).await?;
+    wait_until_released(&server, "pvc-1", "nobody uses it").await?;
+    csi.delete(&volume.id).await?;
+    server.nothing_left().await?;
+    node.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_does_not_begin_to_write_what_is_being_copied_unless_the_copy_takes_too_long() -> Result<()> {
+    let server = Server::start("4.1")?;
+    let node = server.drive(Part::Node).await?;
+    let csi = Csi::connect(&server.endpoint(Part::Node))?;
+    let volume = make(&csi, request(&server, "pvc-1", "ext4", 32 * MIB)).await?;
+    let at = target(&server, "one");
+    let copying = server.export().join("pvc-1/.copied-by-0.json");
+    fs::write(&copying, r#"{"doing":"a clone"}"#)?;
+    refused(volume.publish(&csi, &at).await, Code::FailedPrecondition, "is being copied for a clone")?;
+    wait_until_released(&server, "pvc-1", "who copies sees nobody").await?;
+    server.nothing_left().await?;
+    fs::remove_file(&copying)?;
+    volume.publish(&csi, &at).await?;
+    csi.unpublish(&volume.id, &at).await?;
+    wait_until_released(&server, "pvc-1", "nobody uses it").await?;
+
+    // Whoever said this has died.
+    fs::write(&copying, "")?;
+    let long_ago = std::time::SystemTime::now() - Duration::from_secs(301);
+    fs::File::options().write(true).open(&copying)?.set_modified(long_ago)?;
+    volume.publish(&csi, &at).await?;
+    ensure!(!copying.exists(), "it is forgotten");
     csi.unpublish(&volume.id, &at).await?;
     wait_until_released(&server, "pvc-1", "nobody uses it").await?;
     csi.delete(&volume.id).await?;

@@ -5,17 +5,29 @@
 //! a node says first that it is going to use an image, and then reads who else does: of two that come at the same time
 //! at least one sees the other. What a node has said stays until it has really let go. A node that is gone for good
 //! has to be unsaid by a person, who alone can know that it is.
+//!
+//! Who copies an image ([`Copying`]) says so beside it as well, and nodes do not begin to write it meanwhile: the copy would
+//! have to be thrown away, and could not be made as long as the pod runs. That somebody who died may be copying is
+//! forgotten after a while, so a copy that takes longer is still to be checked when it is done.
+
+use std::{future::Future, time::Duration};
 
 use berth_nfs::{Handle, Share};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    record::{self, key_of, keys_among, names_in},
+    record::{self, key_of, keys_among, names_in, written_in},
     shares::found,
 };
 use crate::{Error, Result};
 
 const PREFIX: &str = ".used-by-";
+const COPY_PREFIX: &str = ".copied-by-";
+/// How many seconds a node waits for a copy. After that the pod goes first, and the copy is made when the image is at rest again.
+const COPY: i64 = 300;
+/// A pod that has just been deleted leaves its image a little later, and the next must not be quicker than who waits to copy.
+const LEAVING: Duration = Duration::from_secs(10);
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
 /// A node's use of an image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,13 +55,21 @@ impl Claim {
         }
         let others = claims(share, dir, &self.key()).await?;
         let in_the_way = others.into_iter().find(|other| !self.read_only || !other.1.read_only);
-        let Some((key, other)) = in_the_way else { return Ok(()) };
+        let refusal = if let Some((key, other)) = in_the_way {
+            format!(
+                "the image is in use {} and belongs to one node at a time; if that node is gone for good, remove the \
+                 file {key}.json from the volume's directory on the share",
+                other.shown()
+            )
+        } else if !self.read_only
+            && let Some(copying) = copy_under_way(share, dir, &self.key()).await?
+        {
+            format!("the image is being copied for {}, and can be written when that is done", copying.doing)
+        } else {
+            return Ok(());
+        };
         self.give_back(share, dir).await?;
-        Err(Error::Precondition(format!(
-            "the image is in use {} and belongs to one node at a time; if that node is gone for good, remove the file \
-             {key}.json from the volume's directory on the share",
-            other.shown()
-        )))
+        Err(Error::Precondition(refusal))
     }
 
     /// Says that the image is no longer used.
@@ -64,6 +84,64 @@ impl Claim {
         let how = if self.read_only { "for reading " } else { "" };
         format!("{how}on node {:?}", self.node)
     }
+}
+
+/// That an image is being copied, in a file beside it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Copying {
+    doing: String,
+}
+
+/// Lets somebody copy the image in `dir` while no node begins to write it; `whose` is the key of what the copy is for.
+pub(super) async fn while_copying<T>(
+    share: &Share,
+    dir: &Handle,
+    whose: &str,
+    doing: &str,
+    copy: impl Future<Output = Result<T>>,
+) -> Result<T> {
+    let key = format!("{COPY_PREFIX}{whose}");
+    match record::write_in(share, dir, &key, &Copying { doing: doing.to_owned() }).await {
+        // Nobody writes through a share that cannot be written, and whoever has it otherwise does not know of the copy.
+        Err(Error::Precondition(_)) => return copy.await,
+        written => written?,
+    }
+    let copied = async {
+        let leaving = tokio::time::Instant::now() + LEAVING;
+        loop {
+            match refuse_written(share, dir, doing).await {
+                Err(Error::Precondition(_)) if tokio::time::Instant::now() < leaving => {
+                    tokio::time::sleep(LOOK_AGAIN).await;
+                }
+                checked => break checked?,
+            }
+        }
+        copy.await
+    };
+    let copied = copied.await;
+    // One that stays is forgotten.
+    if let Err(error) = record::remove_in(share, dir, &key).await {
+        tracing::debug!(%error, "a note that an image is being copied stays");
+    }
+    copied
+}
+
+/// Who copies the image in `dir`; who seems to do so for too long is forgotten. `own` is the claim that asks.
+async fn copy_under_way(share: &Share, dir: &Handle, own: &str) -> Result<Option<Copying>> {
+    let mut keys = keys_among(names_in(share, dir).await?);
+    keys.retain(|key| key.starts_with(COPY_PREFIX));
+    for key in keys {
+        // By the server's clock, which has just dated the claim.
+        let (now, since) = (written_in(share, dir, own).await?, written_in(share, dir, &key).await?);
+        let Some(since) = since else { continue };
+        if now.is_some_and(|now| now - since >= COPY) {
+            record::remove_in(share, dir, &key).await?;
+            continue;
+        }
+        let copying = record::read_in(share, dir, &key).await?;
+        return Ok(Some(copying.unwrap_or_else(|| Copying { doing: "somebody".to_owned() })));
+    }
+    Ok(None)
 }
 
 /// Refuses to do something to an image that somebody writes.

@@ -248,7 +248,12 @@ pub(super) async fn read_in<T: DeserializeOwned>(
 /// When a record was written, in seconds since 1970 by the server's clock, if it is there.
 pub(super) async fn written(share: &Share, drawer: RecordDir, key: &str) -> Result<Option<i64>> {
     let Some(drawer) = drawer.find(share).await? else { return Ok(None) };
-    let file = found(share.lookup(&drawer.handle, format!("{key}{ENDING}")).await)?;
+    written_in(share, &drawer.handle, key).await
+}
+
+/// As [`written`], in a directory that is open.
+pub(super) async fn written_in(share: &Share, dir: &Handle, key: &str) -> Result<Option<i64>> {
+    let file = found(share.lookup(dir, format!("{key}{ENDING}")).await)?;
     Ok(file.map(|file| file.attributes.modified.seconds))
 }
 

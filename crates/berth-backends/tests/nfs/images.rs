@@ -1,6 +1,6 @@
 //! Volumes that are images, from the controller's side.
 
-use std::{fs, os::unix::fs::MetadataExt as _};
+use std::{fs, os::unix::fs::MetadataExt as _, time::Duration};
 
 use berth_backends::{ContentSource, Error, Parameters, Severity};
 use berth_core::{AccessMode, CapacityRange};
@@ -191,4 +191,34 @@ async fn an_image_in_use_is_not_copied_and_a_copy_is_nobodys() {
         };
         assert!(matches!(backend.create_volume(wrong).await, Err(Error::Invalid(_))));
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nodes_are_told_while_an_image_is_copied() {
+    let server = Server::start("4.2", &[]);
+    let backend = server.backend().await;
+    let source = backend.create_volume(new_image(&server, "source", &[])).await.unwrap();
+    let dir = server.export().join("source");
+    fs::write(dir.join("image"), vec![7; 16 << 20]).unwrap();
+    fs::File::options().write(true).open(dir.join("image")).unwrap().set_len(1 << 30).unwrap();
+    let told = || {
+        let names = fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name());
+        names.filter(|name| name.to_string_lossy().starts_with(".copied-by-")).count()
+    };
+    let mut most = [0, 0];
+    let clone = NewVolume {
+        source: Some(ContentSource::Volume(source.id.clone())),
+        ..new_image(&server, "clone", &[])
+    };
+    let mut cloning = std::pin::pin!(backend.create_volume(clone));
+    while tokio::time::timeout(Duration::from_millis(1), &mut cloning).await.is_err() {
+        most[0] = most[0].max(told());
+    }
+    let mut snapshot =
+        backend.create_snapshot("snap".parse().unwrap(), &source.id, &Parameters::new()).await.unwrap();
+    while !snapshot.ready {
+        most[1] = most[1].max(told());
+        snapshot = backend.snapshot(&snapshot.id).await.unwrap().unwrap();
+    }
+    assert_eq!((most, told()), ([1, 1], 0));
 }

@@ -2,10 +2,12 @@
 //!
 //! It is made, copied and grown by the user-space client; what is in it is the node's to make (`worker.rs`).
 
+use std::future::Future;
+
 use berth_nfs::{Attributes, Change, Create, Entry, Handle, Share};
 
 use super::{
-    claims::refuse_written,
+    claims::{refuse_written, while_copying},
     record::names_in,
     shares::{failed, found},
 };
@@ -62,27 +64,30 @@ pub(super) async fn find(share: &Share, dir: &Handle) -> Result<Entry> {
     })
 }
 
-/// An image at rest, to be copied.
-#[derive(Debug)]
-pub(super) struct AtRest {
-    dir: Handle,
-    image: Attributes,
-}
-
-impl AtRest {
-    /// Refuses an image that is in use.
-    pub(super) async fn check(share: &Share, dir: &Handle, doing: &str) -> Result<Self> {
-        refuse_written(share, dir, doing).await?;
-        Ok(Self { dir: dir.clone(), image: find(share, dir).await?.attributes })
-    }
-
-    /// Refuses what was copied meanwhile if the image was used.
-    pub(super) async fn confirm(&self, share: &Share, doing: &str) -> Result<()> {
-        let now = Self::check(share, &self.dir, doing).await?.image;
+/// Copies the image in `dir`, which is refused before and after if the image is in use: nothing torn is made of it.
+/// `whose` is the key of what the copy is for.
+pub(super) async fn copy_at_rest<T>(
+    share: &Share,
+    dir: &Handle,
+    whose: &str,
+    doing: &str,
+    copy: impl Future<Output = Result<T>>,
+) -> Result<T> {
+    while_copying(share, dir, whose, doing, async {
+        let before = at_rest(share, dir, doing).await?;
+        let copied = copy.await?;
+        let after = at_rest(share, dir, doing).await?;
         let identity = |image: &Attributes| (image.fileid, image.size, image.modified);
-        if identity(&now) == identity(&self.image) {
-            return Ok(());
+        if identity(&after) == identity(&before) {
+            return Ok(copied);
         }
         Err(Error::Busy(format!("the image was used meanwhile; {doing} is to be tried again")))
-    }
+    })
+    .await
+}
+
+/// The image in `dir`, unless somebody writes it.
+pub(super) async fn at_rest(share: &Share, dir: &Handle, doing: &str) -> Result<Attributes> {
+    refuse_written(share, dir, doing).await?;
+    Ok(find(share, dir).await?.attributes)
 }

@@ -18,7 +18,7 @@ use tokio::{sync::watch, task::AbortHandle};
 
 use super::{
     NfsController, capacity,
-    content::AtRest,
+    content::{at_rest, copy_at_rest},
     id::{ShareName, SnapshotRef, SubPath, VolumeRef},
     pack::pack,
     parameters::{VolumeKind, snapshot_share},
@@ -116,7 +116,7 @@ impl Snapshots for NfsController {
         if kind == VolumeKind::Image {
             // Told before anything is written down.
             let dir = find_dir(&from, volume.dir.as_str()).await?.ok_or_else(|| Error::no_volume(source))?;
-            AtRest::check(&from, &dir.handle, SNAPSHOT).await?;
+            at_rest(&from, &dir.handle, SNAPSHOT).await?;
         }
         if let Some(record) = read_record(&share, &snapshot).await?
             && record.id == snapshot.to_string()
@@ -319,17 +319,16 @@ impl NfsController {
         let file =
             share.create(&incoming, &aside, Create::New, &Change::mode(0o600)).await.map_err(failed)?;
         let packing = async {
-            let at_rest = match record.kind {
-                VolumeKind::Directory => None,
-                VolumeKind::Image => Some(AtRest::check(&from, &dir.handle, SNAPSHOT).await?),
+            let copy = Box::pin(async {
+                tokio::select! {
+                    packed = pack(&from, &dir.handle, share, &file.handle, record.compressed, progress) => packed,
+                    never = self.measure(&from, &dir.handle, progress) => match never {},
+                }
+            });
+            let packed = match record.kind {
+                VolumeKind::Directory => copy.await?,
+                VolumeKind::Image => copy_at_rest(&from, &dir.handle, &key, SNAPSHOT, copy).await?,
             };
-            let packed = tokio::select! {
-                packed = pack(&from, &dir.handle, share, &file.handle, record.compressed, progress) => packed?,
-                never = self.measure(&from, &dir.handle, progress) => match never {},
-            };
-            if let Some(at_rest) = at_rest {
-                at_rest.confirm(&from, SNAPSHOT).await?;
-            }
             // What went away was left out, and from a volume that is being deleted all of it goes.
             let still = find_dir(&from, volume.dir.as_str()).await?;
             if still.is_none_or(|still| still.attributes.fileid != dir.attributes.fileid) {

@@ -10,7 +10,7 @@ use tokio::sync::OnceCell;
 
 use super::{
     NfsController, capacity,
-    content::{self, AtRest},
+    content::{self, copy_at_rest},
     id::{OnDelete, ShareName, SnapshotRef, SubPath, VolumeRef},
     parameters::{self, Class, OwnerAndMode, VolumeKind, context_of},
     record::{self, RecordDir, SourceRecord, VolumeRecord, key_of},
@@ -423,13 +423,12 @@ impl NfsController {
                 kind.check_source(self.volume_kind(&other, &origin).await?)?;
                 let (to, _) = share.make_dirs(&path, &Change::mode(0o700)).await.map_err(failed)?;
                 limit().await?;
-                let at_rest = match kind {
-                    VolumeKind::Directory => None,
-                    VolumeKind::Image => Some(AtRest::check(&other, &from.handle, "a clone").await?),
-                };
-                other.copy_tree(&from.handle, share, &to.handle).await.map_err(failed)?;
-                if let Some(at_rest) = at_rest {
-                    at_rest.confirm(&other, "a clone").await?;
+                let copy = Box::pin(async {
+                    other.copy_tree(&from.handle, share, &to.handle).await.map(drop).map_err(failed)
+                });
+                match kind {
+                    VolumeKind::Directory => copy.await?,
+                    VolumeKind::Image => copy_at_rest(&other, &from.handle, &key, "a clone", copy).await?,
                 }
                 // What went away was left out, and from a volume that is being deleted all of it goes.
                 let still = find_dir(&other, origin.dir.as_str()).await?;
