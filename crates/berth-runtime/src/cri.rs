@@ -239,6 +239,7 @@ impl Cri {
                 observing: tokio::sync::Mutex::default(),
                 id: id.clone(),
             });
+            mounts::release(&container.directory).await;
             self.observe(&container).await?;
             self.lock().insert(id, container);
         }
@@ -303,6 +304,7 @@ impl Cri {
             let _ = self.clear_directory(container.directory.clone()).await;
             return Err(error);
         }
+        mounts::release(&container.directory).await;
         self.observe(container).await?;
         self.0.started.notify_one();
         Ok(())
@@ -429,13 +431,7 @@ impl Cri {
             Some(status) if status.state == i32::from(v1::ContainerState::ContainerCreated) => {}
             status => {
                 let directory = container.directory.clone();
-                let message = blocking(move || {
-                    if let Err(error) = mounts::take_away(&directory) {
-                        tracing::warn!(error = error.sentence(), "a mount of a container is left");
-                    }
-                    termination_message(&directory)
-                })
-                .await;
+                let message = blocking(move || termination_message(&directory)).await;
                 let exit = match status {
                     Some(status) => exit(&status, message),
                     None => Exit::unknown("the container was removed by somebody else".to_owned()),

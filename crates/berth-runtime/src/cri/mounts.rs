@@ -2,7 +2,9 @@
 //! left, for `nosuid` and `nodev`, or, in older runtimes, for all that is mounted below a mount.
 //!
 //! Each is a copy of the volume's mount in the container's directory, with those attributes. The runtime binds it into the
-//! container, which inherits them. It is taken away when the container has ended, be it by the next process.
+//! container, which inherits them. When the container runs it has mounts of its own, and the copies are taken away: as long as
+//! they are there, whatever is mounted below the volume stays in use on this side, too. Those of a start that was broken off are
+//! taken away with the container's directory, be it by the next process.
 //!
 //! All of them lie below a mount that no copy of a tree takes along (`set_apart`). A container that has the machine's `/` as a
 //! volume would otherwise have the copies of every other such container in its own, and their number would double with each.
@@ -23,12 +25,10 @@ use rustix::{
 };
 
 use super::v1;
-use crate::{ContainerSpec, Propagation, TERMINATION_FILE, root::clone_volume};
+use crate::{ContainerSpec, Propagation, TERMINATION_FILE, blocking, root::clone_volume};
 
 /// Where the copies are, in a container's directory.
 const MOUNTS: &str = "mounts";
-/// How the names of those begin whose mounts are seen on both sides.
-const SHARED: &str = "shared-";
 
 /// Mounts the directory of all containers on itself, so that what is mounted below it is left out wherever `/` is bound.
 pub(super) fn set_apart(containers: &Path) -> Result<()> {
@@ -57,8 +57,7 @@ pub(super) fn make(directory: &Path, spec: &ContainerSpec) -> Result<Vec<v1::Mou
             // The runtime passes on later mounts only from a mount that is shared; this one still only receives those of the volume.
             mount_setattr(tree.as_fd(), 0, 0, libc::MS_SHARED, true).doing("share", &source)?;
         }
-        let is_shared = mount.propagation == Propagation::Bidirectional;
-        let target = place.join(format!("{}{number}", if is_shared { SHARED } else { "" }));
+        let target = place.join(number.to_string());
         let seen = rustix::fs::fstat(&tree).doing("look at", &source)?;
         if FileType::from_raw_mode(seen.st_mode) == FileType::Directory {
             fs::create_dir(&target).doing("make", &target)?;
@@ -95,14 +94,23 @@ pub(super) fn make(directory: &Path, spec: &ContainerSpec) -> Result<Vec<v1::Mou
     Ok(made)
 }
 
-/// Takes away the mounts of a container that has ended; what is mounted in its volumes stays where else it is.
+/// Takes away what was made ready for a container that has been started.
+pub(super) async fn release(directory: &Path) {
+    let directory = directory.to_owned();
+    if let Err(error) = blocking(move || take_away(&directory)).await {
+        tracing::warn!(error = error.sentence(), "a mount that was made ready for a container is left");
+    }
+}
+
+/// Takes away what was made ready for a container; what it has itself, and what is mounted in its volumes, stays.
 pub(super) fn take_away(directory: &Path) -> Result<()> {
     let place = directory.join(MOUNTS);
     let Ok(entries) = fs::read_dir(&place) else { return Ok(()) };
     for entry in entries.flatten() {
         let path = entry.path();
-        if entry.file_name().to_string_lossy().starts_with(SHARED) && is_mount_point(&path)? {
-            // Otherwise what goes here would also go from the volume that this is a copy of.
+        if is_mount_point(&path)? {
+            // Otherwise what goes here would also go from the container, and from the volume that this is a copy of. Who receives
+            // mounts by this copy receives them from the volume then.
             let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let mounted = rustix::fs::open(&path, flags, Mode::empty()).doing("open", &path)?;
             mount_setattr(mounted.as_fd(), 0, 0, libc::MS_PRIVATE, true).doing("set apart", &path)?;

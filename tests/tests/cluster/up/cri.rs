@@ -1,7 +1,8 @@
 //! `berth up --runtime cri`: pods of images by Debian's containerd, below the node that also runs processes.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use berth_e2e::containerd::{Containerd, NAMED, NUMBERED};
+use berth_e2e::machine::run;
 use berth_e2e::up::{Leftovers, Machine};
 use serde_json::Value;
 
@@ -95,7 +96,7 @@ fn a_pod_of_an_image_writes_to_its_claim_and_leaves_nothing() -> Result<()> {
 }
 
 #[test]
-fn pods_with_the_root_of_the_machine_have_no_copies_of_each_others_mounts() -> Result<()> {
+fn pods_with_the_root_of_the_machine_keep_nothing_mounted_outside_of_them() -> Result<()> {
     let (containerd, machine) = machine()?;
     let fields =
         [IMAGE, ONCE, "command: [sleep, '1000000']", "volumeMounts: [{name: root, mountPath: /root}]"];
@@ -106,16 +107,49 @@ fn pods_with_the_root_of_the_machine_have_no_copies_of_each_others_mounts() -> R
     }
     let copies = machine.data().join("node/cri");
     let mounts = Leftovers::of(machine.dir())?.mounts;
-    let of_others = mounts.iter().filter_map(|mount| mount.strip_prefix(&copies).ok()).filter(|below| {
-        let below = below.to_string_lossy();
-        below.contains("/node/cri/")
-    });
-    ensure!(of_others.count() == 0, "{} mounts", mounts.len());
-    let seen = machine.exec(
-        "two",
-        &format!("ls /root{0}/pods && ls /root{0}/cri", machine.data().join("node").display()),
+    let of_pods = mounts.iter().filter(|mount| mount.starts_with(&copies) && **mount != copies);
+    ensure!(of_pods.count() == 0, "{mounts:?}");
+    // What is mounted below it is there all the same.
+    machine.exec("two", "test -e /root/proc/self/status")?;
+    finish(&containerd, machine)
+}
+
+#[test]
+fn mounts_that_come_later_are_seen_on_the_other_side() -> Result<()> {
+    let (containerd, machine) = machine()?;
+    let place = machine.dir().join("shared");
+    std::fs::create_dir(&place)?;
+    let path = place.to_str().context("the path is no text")?;
+    run("mount", &["-t", "tmpfs", "tmpfs", path])?;
+    run("mount", &["--make-shared", path])?;
+    let volume = format!("volumes: [{{name: shared, hostPath: {{path: {path}}}}}]");
+    let mount = |more: &str| format!("volumeMounts: [{{name: shared, mountPath: /shared{more}}}]");
+    let (reads, writes) = (mount(""), mount(", mountPropagation: Bidirectional"));
+    let command = "command: [sleep, '1000000']";
+    let privileged = "securityContext: {privileged: true}";
+    machine.apply(&together(&[
+        pod("reads", &[IMAGE, ONCE, command, &reads], &[&volume]),
+        pod("writes", &[IMAGE, ONCE, command, privileged, &writes], &[&volume]),
+    ]))?;
+    machine.ready("reads")?;
+    machine.ready("writes")?;
+    machine.exec(
+        "writes",
+        "mkdir /shared/mine && mount -t tmpfs tmpfs /shared/mine && touch /shared/mine/file",
     )?;
-    ensure!(seen.lines().count() >= 3, "the machine's files are there: {seen}");
+    ensure!(place.join("mine/file").exists(), "the machine sees what the pod mounts");
+    machine.exec("reads", "test -e /shared/mine/file")?;
+    std::fs::create_dir(place.join("later"))?;
+    let later = format!("{path}/later");
+    run("mount", &["-t", "tmpfs", "tmpfs", &later])?;
+    std::fs::write(place.join("later/file"), "")?;
+    for name in ["reads", "writes"] {
+        machine.exec(name, "test -e /shared/later/file")?;
+    }
+    // The mount of a pod stays when the pod goes.
+    machine.kubectl(&["delete", "pod/reads", "pod/writes"])?;
+    ensure!(place.join("mine/file").exists(), "what the pod mounted stays");
+    run("umount", &["--recursive", path])?;
     finish(&containerd, machine)
 }
 
