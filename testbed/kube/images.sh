@@ -58,7 +58,8 @@ for what; do
   case $what in
     e2e)
       image "$tmp/pause" '{"Entrypoint":["/pause"]}' registry.k8s.io/pause:3.10.2
-      image "$root" "$busybox_conf" $SUITE/busybox:1.37.0-1 $SUITE/busybox:1.36.1-1 $SUITE/nginx:1.15-4 $SUITE/nginx:1.27-0
+      image "$root" "$busybox_conf" $SUITE/busybox:1.37.0-1 $SUITE/busybox:1.36.1-1
+      image "$root" '{"Env":["PATH=/usr/local/bin:/bin"],"Cmd":["sleep","1000000000"]}' $SUITE/nginx:1.15-4 $SUITE/nginx:1.27-0 # nothing asks it for pages
       cp -a "$root" "$tmp/gnu"
       from_host "$tmp/gnu" bin sh dd
       image "$tmp/gnu" "$busybox_conf" $SUITE/glibc-dns-testing:2.0.0
@@ -71,7 +72,7 @@ for word; do shift; [ "$word" = sh ] && word=/bin/sh; set -- "$@" "$word"; done
 exec /bin/busybox nsenter "$@"
 NSENTER
       chmod +x "$tmp/agnhost/usr/local/bin/nsenter"
-      image "$tmp/agnhost" '{"Env":["PATH=/usr/local/bin:/bin"],"Entrypoint":["/agnhost"],"Cmd":["pause"]}' $SUITE/agnhost:2.63.0 ;;
+      image "$tmp/agnhost" '{"Env":["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"],"Entrypoint":["/agnhost"],"Cmd":["pause"]}' $SUITE/agnhost:2.63.0 ;;
     berth)
       version=$("$BERTH_BIN" --version | cut -d' ' -f2)
       strip -o "$tmp/berth" "$BERTH_BIN"
