@@ -71,6 +71,9 @@ async fn pods_leave_a_node_that_falls_silent() -> Result<()> {
         side.until(NODE, "node-a", "is unreachable", unreachable).await?;
         is_on(side, "web", "node-b").await?;
         side.until(POD, "db-0", "is being deleted", is_going).await?;
+        // Upstream counts anew only when something else happens to the set.
+        side.patch(DAEMON_SET, "agent", json!({"metadata": {"labels": {"seen": "again"}}})).await?;
+        side.until(DAEMON_SET, "agent", "wants two", |set| set["status"]["desiredNumberScheduled"] == 2).await?;
         side.checkpoint("the node is silent").await?;
 
         // What was deleted there could come back to it.
