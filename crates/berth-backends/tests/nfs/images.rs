@@ -1,9 +1,16 @@
 //! Volumes that are images, from the controller's side.
 
-use std::{fs, os::unix::fs::MetadataExt as _, time::Duration};
+use std::{
+    collections::BTreeSet,
+    fs,
+    mem::MaybeUninit,
+    os::{fd::OwnedFd, unix::fs::MetadataExt as _},
+    path::Path,
+};
 
 use berth_backends::{ContentSource, Error, Parameters, Severity};
 use berth_core::{AccessMode, CapacityRange};
+use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 
 use crate::{
     calls::{Calls as _, NewVolume},
@@ -201,24 +208,44 @@ async fn nodes_are_told_while_an_image_is_copied() {
     let dir = server.export().join("source");
     fs::write(dir.join("image"), vec![7; 16 << 20]).unwrap();
     fs::File::options().write(true).open(dir.join("image")).unwrap().set_len(1 << 30).unwrap();
-    let told = || {
-        let names = fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name());
-        names.filter(|name| name.to_string_lossy().starts_with(".copied-by-")).count()
-    };
-    let mut most = [0, 0];
+    let names = Names::watch(&dir);
     let clone = NewVolume {
         source: Some(ContentSource::Volume(source.id.clone())),
         ..new_image(&server, "clone", &[])
     };
-    let mut cloning = std::pin::pin!(backend.create_volume(clone));
-    while tokio::time::timeout(Duration::from_millis(1), &mut cloning).await.is_err() {
-        most[0] = most[0].max(told());
-    }
+    backend.create_volume(clone).await.unwrap();
+    let of_clone = names.since();
     let mut snapshot =
         backend.create_snapshot("snap".parse().unwrap(), &source.id, &Parameters::new()).await.unwrap();
     while !snapshot.ready {
-        most[1] = most[1].max(told());
         snapshot = backend.snapshot(&snapshot.id).await.unwrap().unwrap();
     }
-    assert_eq!((most, told()), ([1, 1], 0));
+    let of_snapshot = names.since();
+    for notes in [&of_clone, &of_snapshot] {
+        let notes: BTreeSet<_> = notes.iter().filter(|name| name.starts_with(".copied-by-")).collect();
+        assert_eq!(notes.len(), 1, "{of_clone:?}, {of_snapshot:?}");
+        assert!(!dir.join(notes.first().unwrap()).exists(), "{notes:?} stays");
+    }
+}
+
+/// The names that appear in a directory, however short they stay.
+struct Names(OwnedFd);
+
+impl Names {
+    fn watch(directory: &Path) -> Self {
+        let events = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC).unwrap();
+        inotify::add_watch(&events, directory, WatchFlags::CREATE | WatchFlags::MOVED_TO).unwrap();
+        Self(events)
+    }
+
+    /// Those that appeared since the last time.
+    fn since(&self) -> Vec<String> {
+        let mut buffer = [MaybeUninit::uninit(); 4096];
+        let mut reader = inotify::Reader::new(&self.0, &mut buffer);
+        let mut names = Vec::new();
+        while let Ok(event) = reader.next() {
+            names.extend(event.file_name().map(|name| name.to_string_lossy().into_owned()));
+        }
+        names
+    }
 }
