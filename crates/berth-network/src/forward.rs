@@ -14,20 +14,24 @@ use std::collections::HashMap;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use berth_kube::{Backoff, Cluster, Key, Loop, Next, Recorder};
 use k8s_openapi::api::core::v1::{Service, ServicePort};
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
-use self::sockets::{Listening, listening};
+use self::sockets::{Listeners, Listening};
 use self::transfer::{Targets, serve_tcp, serve_udp};
 use crate::view::{Reachable, View, address, service_of};
 
 /// How long to wait before it is looked again whether endpoints listen, first and at most.
 const FIRST_LOOK: Duration = Duration::from_millis(50);
 const LAST_LOOK: Duration = Duration::from_secs(5);
+/// How long to wait where somebody listens at all addresses, which is how it stays as a rule.
+const LOOK_AGAIN: Duration = Duration::from_secs(30);
+/// How old what is known of the machine's sockets may be, at most.
+const OLD: Duration = Duration::from_secs(1);
 /// How long until a port is tried again that somebody else has.
 const BUSY: Duration = Duration::from_secs(10);
 
@@ -46,9 +50,28 @@ struct Forward {
     affinity: Option<Duration>,
 }
 
+impl Forward {
+    /// Whether an endpoint has the port that the Service has, so that it may answer at the Service's address itself.
+    fn has_port_of_endpoint(&self) -> bool {
+        let (_, at) = self.at;
+        self.targets.iter().any(|target| target.port() == at.port())
+    }
+}
+
+#[derive(Debug)]
 struct Open {
     targets: Arc<Targets>,
     close: CancellationToken,
+}
+
+/// What became of an attempt to listen for a port of a Service.
+#[derive(Debug)]
+enum Start {
+    Opened(Open),
+    /// No endpoint listens yet.
+    NobodyListens,
+    /// Whoever listens at all addresses answers for the Service, too.
+    IsAnswered,
 }
 
 /// The ports of one Service that are listened at.
@@ -62,6 +85,8 @@ struct Forwarder {
     open: Mutex<HashMap<Key, OpenPorts>>,
     /// How long to wait before endpoints are looked at again, by Service.
     pauses: Mutex<HashMap<Key, Duration>>,
+    /// Who listened where, and when that was read.
+    listeners: tokio::sync::Mutex<Option<(Instant, Arc<Listeners>)>>,
     shutdown: CancellationToken,
 }
 
@@ -76,6 +101,7 @@ pub async fn run(cluster: Cluster, reserved: Option<Ipv4Addr>) {
         reserved,
         open: Mutex::default(),
         pauses: Mutex::default(),
+        listeners: tokio::sync::Mutex::default(),
         shutdown: cluster.shutdown().child_token(),
     });
     let announcing = forwarder.clone();
@@ -90,7 +116,7 @@ pub async fn run(cluster: Cluster, reserved: Option<Ipv4Addr>) {
         .also(&slices, |slice| service_of(slice))
         .run(1, move |key| {
             let forwarder = forwarder.clone();
-            async move { Ok::<_, berth_kube::Error>(forwarder.reconcile(&key)) }
+            async move { Ok::<_, berth_kube::Error>(forwarder.reconcile(&key).await) }
         })
         .await;
 }
@@ -111,7 +137,7 @@ impl Forwarder {
         }
     }
 
-    fn reconcile(&self, key: &Key) -> Next {
+    async fn reconcile(&self, key: &Key) -> Next {
         let service = self.view.service(&key.namespace, &key.name);
         let wanted = match &service {
             Some(service) if service.metadata.deletion_timestamp.is_none() => {
@@ -119,6 +145,7 @@ impl Forwarder {
             }
             _ => Vec::new(),
         };
+        let listeners = self.listeners(key, &wanted).await;
         let mut all = self.open.lock();
         let open = all.entry(key.clone()).or_default();
         open.retain(|at, known| {
@@ -131,19 +158,24 @@ impl Forwarder {
         let mut again = None;
         for forward in wanted {
             if let Some(known) = open.get(&forward.at) {
-                known.targets.set(forward.targets);
+                known.targets.set(forward.targets, forward.affinity);
                 continue;
             }
-            match self.start(&forward) {
-                Ok(Some(opened)) => {
+            let started = match &listeners {
+                Ok(listeners) => self.start(&forward, listeners),
+                Err(error) => Err(io::Error::new(error.kind(), error.to_string())),
+            };
+            match started {
+                Ok(Start::Opened(opened)) => {
                     open.insert(forward.at, opened);
                 }
-                Ok(None) => {
+                Ok(Start::NobodyListens) => {
                     let mut pauses = self.pauses.lock();
                     let pause = pauses.entry(key.clone()).or_insert(FIRST_LOOK);
-                    again = Some(*pause);
+                    again = Some(again.unwrap_or(*pause).min(*pause));
                     *pause = (*pause * 2).min(LAST_LOOK);
                 }
+                Ok(Start::IsAnswered) => again = Some(again.unwrap_or(LOOK_AGAIN).min(LOOK_AGAIN)),
                 Err(error) => {
                     if let Some(service) = &service {
                         let (_, at) = forward.at;
@@ -163,15 +195,41 @@ impl Forwarder {
         again.map_or(Next::Done, Next::After)
     }
 
-    /// Listens for a port of a Service; `None` if that is to be tried again, as no endpoint listens yet.
-    fn start(&self, forward: &Forward) -> io::Result<Option<Open>> {
+    /// Who listens where, if that decides about a port of the Service that is not open yet. One reading serves several Services, but
+    /// it is never older than the last pause of this one.
+    async fn listeners(&self, key: &Key, wanted: &[Forward]) -> io::Result<Arc<Listeners>> {
+        let is_asked = {
+            let all = self.open.lock();
+            let open = all.get(key);
+            let is_open = |forward: &Forward| open.is_some_and(|open| open.contains_key(&forward.at));
+            wanted.iter().any(|forward| forward.has_port_of_endpoint() && !is_open(forward))
+        };
+        if !is_asked {
+            return Ok(Arc::default());
+        }
+        // Half of the next pause is the last one.
+        let old = self.pauses.lock().get(key).map_or(FIRST_LOOK, |pause| (*pause / 2).min(OLD));
+        let mut known = self.listeners.lock().await;
+        if let Some((_, listeners)) = known.as_ref().filter(|(at, _)| at.elapsed() < old) {
+            return Ok(listeners.clone());
+        }
+        let listeners = tokio::task::spawn_blocking(Listeners::read).await.map_err(io::Error::other)??;
+        let listeners = Arc::new(listeners);
+        *known = Some((Instant::now(), listeners.clone()));
+        Ok(listeners)
+    }
+
+    /// Listens for a port of a Service, unless that is for its endpoints to do first.
+    fn start(&self, forward: &Forward, listeners: &Listeners) -> io::Result<Start> {
         let (protocol, at) = forward.at;
         // Whoever listens everywhere answers here, too, and needs nobody in between; but who may end, so it is looked again.
-        if forward.targets.iter().any(|target| target.port() == at.port()) {
-            let found = forward.targets.iter().map(|target| listening(protocol, *target));
-            let found = found.collect::<io::Result<Vec<_>>>()?;
-            if !found.contains(&Listening::There) {
-                return Ok(None);
+        if forward.has_port_of_endpoint() {
+            let found: Vec<_> =
+                forward.targets.iter().map(|target| listeners.at(protocol, *target)).collect();
+            match found {
+                found if found.contains(&Listening::There) => {}
+                found if found.contains(&Listening::Everywhere) => return Ok(Start::IsAnswered),
+                _ => return Ok(Start::NobodyListens),
             }
         }
         let targets = Arc::new(Targets::new(forward.targets.clone(), forward.affinity));
@@ -186,7 +244,7 @@ impl Forwarder {
                 tokio::spawn(serve_udp(socket, targets.clone(), close.clone()));
             }
         }
-        Ok(Some(Open { targets, close }))
+        Ok(Start::Opened(Open { targets, close }))
     }
 }
 

@@ -11,10 +11,15 @@
 //!
 //! - A process that is killed leaves nothing behind: its sockets close, and no interface, route or rule was made.
 //! - Nobody listens for a Service that has no endpoint, so that a client is refused at once, as in a cluster.
-//! - A process that listens at all addresses is not kept from its port by a Service that has the same one.
+//! - A process that listens at all addresses is not kept from its port by a Service whose endpoints have the same port: nobody
+//!   listens for that Service until one of its endpoints does. Where the target port is another one, or the endpoint listens at
+//!   its own address, the forwarder has the port as soon as there is a ready endpoint, and then no other process can listen at
+//!   that port of all addresses: the kernel refuses it (EADDRINUSE). Ports 443 and 53 are taken in this way by the Service
+//!   `kubernetes` and the resolver.
 //!
 //! Start reading at [`forward::run`] and `Resolver::answer` (`resolver.rs`).
 
+mod accept;
 pub mod block;
 pub mod forward;
 pub mod resolver;

@@ -26,14 +26,17 @@ use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use self::message::{A, ANY, Code, Data, PTR, Question, Record, SRV, Sections, TXT};
+use self::message::{A, AAAA, ANY, Code, Data, PTR, Question, Record, SRV, Sections, TXT};
+use crate::accept::accept;
 use crate::view::{Reachable, View, address};
 
 /// The version of the specification that is kept, which has a name of its own.
 const SPECIFICATION: &str = "1.1.0";
-/// How many questions are worked on at a time.
-const MOST: usize = 512;
-/// How long a connection may be silent.
+/// How many questions in datagrams are worked on at a time, and how many connections there may be: these keep their places
+/// while they are silent, and must not take those of datagrams.
+const MOST_DATAGRAMS: usize = 512;
+const MOST_CONNECTIONS: usize = 64;
+/// How long a connection may be silent, and how long a client may take to read an answer.
 const SILENT: Duration = Duration::from_secs(10);
 const PORT: u16 = 53;
 /// The largest question that is read, in bytes.
@@ -65,17 +68,13 @@ impl Resolver {
         }
         let names = Arc::new(Names { view, domain: self.domain.clone() });
         let own = self.datagrams.local_addr().ok();
-        let limit = Arc::new(Semaphore::new(MOST));
-        let both = async {
-            tokio::join!(
-                self.serve_datagrams(&names, own, &limit),
-                self.serve_connections(&names, own, &limit)
-            )
-        };
+        let both =
+            async { tokio::join!(self.serve_datagrams(&names, own), self.serve_connections(&names, own)) };
         shutdown.run_until_cancelled(both).await;
     }
 
-    async fn serve_datagrams(&self, names: &Arc<Names>, own: Option<SocketAddr>, limit: &Arc<Semaphore>) {
+    async fn serve_datagrams(&self, names: &Arc<Names>, own: Option<SocketAddr>) {
+        let limit = Arc::new(Semaphore::new(MOST_DATAGRAMS));
         let mut buffer = [0; QUESTION];
         loop {
             let Ok(permit) = limit.clone().acquire_owned().await else { return };
@@ -91,17 +90,19 @@ impl Resolver {
         }
     }
 
-    async fn serve_connections(&self, names: &Arc<Names>, own: Option<SocketAddr>, limit: &Arc<Semaphore>) {
+    async fn serve_connections(&self, names: &Arc<Names>, own: Option<SocketAddr>) {
+        let limit = Arc::new(Semaphore::new(MOST_CONNECTIONS));
         loop {
             let Ok(permit) = limit.clone().acquire_owned().await else { return };
-            let Ok((mut stream, _)) = self.connections.accept().await else { continue };
+            let Ok((mut stream, _)) = accept(&self.connections).await else { continue };
             let names = names.clone();
             tokio::spawn(async move {
                 // A client that goes away or says nonsense ends its own connection.
                 while let Ok(Ok(question)) = timeout(SILENT, read(&mut stream)).await {
                     let Some(answer) = names.respond(&question, own, false).await else { break };
                     let length = u16::try_from(answer.len()).unwrap_or(0).to_be_bytes();
-                    if stream.write_all(&[&length[..], &answer].concat()).await.is_err() {
+                    let answer = [&length[..], &answer].concat();
+                    if !matches!(timeout(SILENT, stream.write_all(&answer)).await, Ok(Ok(()))) {
                         break;
                     }
                 }
@@ -125,7 +126,7 @@ async fn read(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
 enum Lookup {
     /// Records of the kind that was asked for, or none, but the name exists.
     Records(Sections),
-    /// The name stands for another one, which others know.
+    /// The name stands for another one.
     Alias(String),
     NoSuchName,
     /// Not a name of here.
@@ -146,7 +147,7 @@ impl Names {
         let zone = self.domain.join(".");
         let authority = || vec![Record::of(zone.clone(), Data::Authority(zone.clone()))];
         let fail = || question.answer(Code::Failed, false, &Sections::default(), udp);
-        Some(match self.find(&question) {
+        Some(match self.find(&question.labels, question.kind) {
             Lookup::Records(sections) if sections.answers.is_empty() => {
                 let sections = Sections { authority: authority(), ..sections };
                 question.answer(Code::Fine, true, &sections, udp)
@@ -157,13 +158,9 @@ impl Names {
                 question.answer(Code::NoSuchName, true, &sections, udp)
             }
             Lookup::Alias(target) => {
-                let asked = message::ask(question.id, &target, question.kind);
                 // An alias is an answer also while nobody knows what it stands for.
-                let found = upstream::ask(&asked, own, false).await.ok();
-                let raw =
-                    found.map_or((0, Vec::new()), |found| message::copied(&found, &target, question.kind));
-                let answers = vec![Record::new(Data::Alias(target))];
-                question.answer(Code::Fine, true, &Sections { answers, raw, ..Sections::default() }, udp)
+                let sections = self.behind_alias(&question, target, own).await;
+                question.answer(Code::Fine, true, &sections, udp)
             }
             Lookup::Foreign => match upstream::ask(bytes, own, udp).await {
                 Ok(answer) => answer,
@@ -175,9 +172,37 @@ impl Names {
         })
     }
 
-    fn find(&self, question: &Question) -> Lookup {
-        let labels: Vec<&str> = question.labels.iter().map(String::as_str).collect();
-        if let Some(found) = self.backwards(&labels, question.kind) {
+    /// An alias, and the addresses of the name that it stands for, which may be a name of here or of others. An alias of an alias
+    /// is left to the client.
+    async fn behind_alias(&self, question: &Question, target: String, own: Option<SocketAddr>) -> Sections {
+        let target = target.trim_end_matches('.').to_ascii_lowercase();
+        let mut sections =
+            Sections { answers: vec![Record::new(Data::Alias(target.clone()))], ..Sections::default() };
+        let labels: Vec<String> = target.split('.').map(str::to_owned).collect();
+        match self.find(&labels, question.kind) {
+            Lookup::Records(found) if matches!(question.kind, A | ANY) => {
+                let named = |record: Record| Record::of(target.clone(), record.data);
+                sections.answers.extend(found.answers.into_iter().map(named));
+            }
+            // Records of other kinds may hold names, which cannot be copied from one message to another.
+            Lookup::Foreign if matches!(question.kind, A | AAAA) => {
+                let asked = message::ask(question.id, &target, question.kind);
+                let found = match upstream::ask(&asked, own, true).await {
+                    Ok(found) if !message::is_truncated(&found) => Ok(found),
+                    _ => upstream::ask(&asked, own, false).await,
+                };
+                if let Ok(found) = found {
+                    sections.raw = message::copied(&found, &target, question.kind);
+                }
+            }
+            _ => {}
+        }
+        sections
+    }
+
+    fn find(&self, labels: &[String], kind: u16) -> Lookup {
+        let labels: Vec<&str> = labels.iter().map(String::as_str).collect();
+        if let Some(found) = self.backwards(&labels, kind) {
             return found;
         }
         let domain = self.domain.iter().map(String::as_str);
@@ -187,19 +212,17 @@ impl Names {
         };
         match &labels[..inner] {
             [] | ["svc" | "pod"] => Lookup::Records(Sections::default()),
-            ["dns-version"] => {
-                records(question.kind, TXT, vec![Record::new(Data::Text(SPECIFICATION.to_owned()))])
-            }
+            ["dns-version"] => records(kind, TXT, vec![Record::new(Data::Text(SPECIFICATION.to_owned()))]),
             [namespace, "svc" | "pod"] => {
                 let known = self.view.has_namespace(namespace);
                 if known { Lookup::Records(Sections::default()) } else { Lookup::NoSuchName }
             }
             [dashed, _, "pod"] => match dashed.replace('-', ".").parse() {
-                Ok(address) => records(question.kind, A, vec![Record::new(Data::Address(address))]),
+                Ok(address) => records(kind, A, vec![Record::new(Data::Address(address))]),
                 Err(_) => Lookup::NoSuchName,
             },
             [rest @ .., service, namespace, "svc"] => match self.view.service(namespace, service) {
-                Some(found) => self.of_service(rest, &found, question.kind),
+                Some(found) => self.of_service(rest, &found, kind),
                 None => Lookup::NoSuchName,
             },
             _ => Lookup::NoSuchName,

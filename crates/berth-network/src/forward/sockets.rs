@@ -1,5 +1,6 @@
 //! Whether anybody listens at an address, from the kernel's tables of sockets: asking by a connection would be noticed.
 
+use std::collections::HashMap;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -19,13 +20,42 @@ pub(super) enum Listening {
 const LISTEN: &str = "0A";
 const UNCONNECTED: &str = "07";
 
-/// Whether somebody listens at an address.
-pub(super) fn listening(protocol: Protocol, at: SocketAddr) -> io::Result<Listening> {
-    let (tables, state) = match protocol {
-        Protocol::Tcp => (["/proc/net/tcp", "/proc/net/tcp6"], LISTEN),
-        Protocol::Udp => (["/proc/net/udp", "/proc/net/udp6"], UNCONNECTED),
-    };
-    let mut found = Listening::Nobody;
+/// Who listens where, as it was at one moment: the addresses by port, all addresses as `0.0.0.0`.
+#[derive(Debug, Default)]
+pub(super) struct Listeners {
+    tcp: HashMap<u16, Vec<Ipv4Addr>>,
+    udp: HashMap<u16, Vec<Ipv4Addr>>,
+}
+
+impl Listeners {
+    /// Reads the tables, which takes a while on a machine with many sockets.
+    pub(super) fn read() -> io::Result<Self> {
+        Ok(Self {
+            tcp: read(["/proc/net/tcp", "/proc/net/tcp6"], LISTEN)?,
+            udp: read(["/proc/net/udp", "/proc/net/udp6"], UNCONNECTED)?,
+        })
+    }
+
+    /// Whether somebody listens at an address.
+    pub(super) fn at(&self, protocol: Protocol, at: SocketAddr) -> Listening {
+        let SocketAddr::V4(at) = at else { return Listening::Nobody };
+        let by_port = match protocol {
+            Protocol::Tcp => &self.tcp,
+            Protocol::Udp => &self.udp,
+        };
+        let known = by_port.get(&at.port()).map(Vec::as_slice).unwrap_or_default();
+        if known.contains(at.ip()) {
+            Listening::There
+        } else if known.contains(&Ipv4Addr::UNSPECIFIED) {
+            Listening::Everywhere
+        } else {
+            Listening::Nobody
+        }
+    }
+}
+
+fn read(tables: [&str; 2], state: &str) -> io::Result<HashMap<u16, Vec<Ipv4Addr>>> {
+    let mut found: HashMap<u16, Vec<Ipv4Addr>> = HashMap::new();
     for table in tables {
         let text = match std::fs::read_to_string(table) {
             Ok(text) => text,
@@ -33,40 +63,25 @@ pub(super) fn listening(protocol: Protocol, at: SocketAddr) -> io::Result<Listen
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             Err(error) => return Err(error),
         };
-        match find(&text, at, state) {
-            Listening::There => return Ok(Listening::There),
-            Listening::Everywhere => found = Listening::Everywhere,
-            Listening::Nobody => {}
+        for (address, port) in text.lines().skip(1).filter_map(|line| listener(line, state)) {
+            found.entry(port).or_default().push(address);
         }
     }
     Ok(found)
 }
 
-/// Looks for a socket in the text of a table: `sl local_address rem_address st …`, addresses in hexadecimal as the processor has
-/// them in memory.
-fn find(table: &str, at: SocketAddr, state: &str) -> Listening {
-    let SocketAddr::V4(v4) = at else { return Listening::Nobody };
-    let own = format!("{:08X}", u32::from_ne_bytes(v4.ip().octets()));
-    let mapped = format!("0000000000000000{:08X}{own}", u32::from_ne_bytes([0, 0, 0xff, 0xff]));
-    let any = format!("{:08X}", u32::from(Ipv4Addr::UNSPECIFIED));
-    let mut found = Listening::Nobody;
-    for line in table.lines().skip(1) {
-        let mut words = line.split_ascii_whitespace().skip(1);
-        let (Some(local), Some(_), Some(known)) = (words.next(), words.next(), words.next()) else {
-            continue;
-        };
-        let Some((address, port)) = local.split_once(':') else { continue };
-        if known != state || u16::from_str_radix(port, 16) != Ok(at.port()) {
-            continue;
-        }
-        if address == own || address == mapped {
-            return Listening::There;
-        }
-        if address == any || address.bytes().all(|byte| byte == b'0') {
-            found = Listening::Everywhere;
-        }
-    }
-    found
+/// The socket of one line of a table, `sl local_address rem_address st …`, if it is in a state and has an IPv4 address or all
+/// addresses. Addresses are in hexadecimal as the processor has them in memory.
+fn listener(line: &str, state: &str) -> Option<(Ipv4Addr, u16)> {
+    let mut words = line.split_ascii_whitespace().skip(1);
+    let (local, _, known) = (words.next()?, words.next()?, words.next()?);
+    let (address, port) = local.split_once(':').filter(|_| known == state)?;
+    let (prefix, last) = address.split_at_checked(address.len().checked_sub(8)?)?;
+    let mapped = format!("0000000000000000{:08X}", u32::from_ne_bytes([0, 0, 0xff, 0xff]));
+    let last = Ipv4Addr::from(u32::from_str_radix(last, 16).ok()?.to_ne_bytes());
+    let is_all = prefix.bytes().all(|byte| byte == b'0') && last.is_unspecified();
+    let is_v4 = prefix.is_empty() || prefix == mapped;
+    (is_all || is_v4).then_some((last, u16::from_str_radix(port, 16).ok()?))
 }
 
 #[cfg(test)]
@@ -74,6 +89,10 @@ mod tests {
     use std::net::{TcpListener, UdpSocket};
 
     use super::*;
+
+    fn listening(protocol: Protocol, at: SocketAddr) -> io::Result<Listening> {
+        Ok(Listeners::read()?.at(protocol, at))
+    }
 
     #[test]
     fn the_kernel_says_who_listens() {
@@ -93,5 +112,27 @@ mod tests {
             let at = SocketAddr::from(([127, 1, 2, 3], both.local_addr().unwrap().port()));
             assert_eq!(listening(Protocol::Tcp, at).unwrap(), Listening::Everywhere);
         }
+    }
+    #[test]
+    fn lines_of_the_kernel_are_read() {
+        if cfg!(target_endian = "big") {
+            return;
+        }
+        let line =
+            |local: &str, state: &str| format!("   0: {local} 00000000:0000 {state} 00000000:00000000 00");
+        for (local, state, expected) in [
+            ("0302017F:0050", "0A", Some(([127, 1, 2, 3], 80))),
+            ("00000000:1F90", "0A", Some(([0, 0, 0, 0], 8080))),
+            ("00000000000000000000000000000000:0050", "0A", Some(([0, 0, 0, 0], 80))),
+            ("0000000000000000FFFF00000302017F:0050", "0A", Some(([127, 1, 2, 3], 80))),
+            ("00000000000000000000000001000000:0050", "0A", None),
+            ("0302017F:0050", "01", None),
+            ("17F:0050", "0A", None),
+            ("odd", "0A", None),
+        ] {
+            let expected = expected.map(|(address, port)| (Ipv4Addr::from(address), port));
+            assert_eq!(listener(&line(local, state), LISTEN), expected, "{local} {state}");
+        }
+        assert_eq!(listener("", LISTEN), None);
     }
 }

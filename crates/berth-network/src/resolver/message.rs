@@ -24,6 +24,7 @@ pub(crate) const CNAME: u16 = 5;
 pub(crate) const SOA: u16 = 6;
 pub(crate) const PTR: u16 = 12;
 pub(crate) const TXT: u16 = 16;
+pub(crate) const AAAA: u16 = 28;
 pub(crate) const SRV: u16 = 33;
 pub(crate) const ANY: u16 = 255;
 
@@ -230,8 +231,19 @@ pub(crate) fn ask(id: u16, name: &str, kind: u16) -> Vec<u8> {
     bytes
 }
 
-/// The addresses (or records of another `kind`, if they hold no names) for an alias's target in somebody else's answer, under
-/// the name of the target: how many, and their bytes.
+/// Whether somebody else's answer was cut, because it was too large for a datagram.
+pub(crate) fn is_truncated(answer: &[u8]) -> bool {
+    answer.get(2..4).is_some_and(|flags| u16::from_be_bytes([flags[0], flags[1]]) & TRUNCATED != 0)
+}
+
+/// Whether somebody else's answer says that he cannot or will not say (SERVFAIL, NOTIMP, REFUSED), so that another may.
+pub(crate) fn is_refused(answer: &[u8]) -> bool {
+    let codes = [Code::Failed, Code::NotDone, Code::Refused].map(|code| code as u8);
+    answer.get(3).is_some_and(|flags| codes.contains(&(flags & 15)))
+}
+
+/// The addresses (`kind` is A or AAAA: records that hold names cannot be copied) for an alias's target in somebody else's
+/// answer, under the name of the target: how many, and their bytes.
 pub(crate) fn copied(answer: &[u8], target: &str, kind: u16) -> (u16, Vec<u8>) {
     let number = |at: usize| Some(u16::from_be_bytes([*answer.get(at)?, *answer.get(at + 1)?]));
     let mut copied = (0, Vec::new());
@@ -343,12 +355,12 @@ mod tests {
         let one = Record::new(Data::Address(Ipv4Addr::LOCALHOST));
         let sections = Sections { answers: vec![one; 100], ..Sections::default() };
         let cut = question.answer(Code::Fine, true, &sections, true);
-        assert!(cut.len() < SMALL && cut[2] & 2 != 0 && cut[7] == 0);
+        assert!(cut.len() < SMALL && cut[2] & 2 != 0 && cut[7] == 0 && is_truncated(&cut));
         assert!(question.answer(Code::Fine, true, &sections, false).len() > 1600);
         bytes[11] = 1;
         bytes.extend_from_slice(&[0, 0, 41, 0x10, 0, 0, 0, 0, 0, 0, 0]);
         let larger = Question::parse(&bytes).unwrap().answer(Code::Fine, true, &sections, true);
-        assert!(larger.len() > 1600 && larger[2] & 2 == 0);
+        assert!(larger.len() > 1600 && larger[2] & 2 == 0 && !is_truncated(&larger));
     }
 
     #[test]
