@@ -60,16 +60,22 @@ pub fn api_service_address(store: &Store) -> Option<Ipv4Addr> {
     service::address(&serde_json::from_slice(&object.bytes).ok()?)
 }
 
-/// Moves the Services of a store to another network of the same size: each keeps its place in it. For a store whose addresses
-/// somebody else has by now; nobody serves it yet.
-pub async fn move_services(store: &Store, from: Ipv4Addr, to: Ipv4Addr) -> Result<(), WriteError> {
+/// Moves the Services of a store to another network: each keeps its place in it. For a store whose addresses somebody else has
+/// by now; nobody serves it yet.
+///
+/// The API server's own Service, which says where the others are, is the last. So after a crash in between all are moved again,
+/// be it to a third network, and it does not matter where each is.
+pub async fn move_services(store: &Store, to: ServiceRange) -> Result<(), WriteError> {
     let view = store.view(&Collection::from(SERVICES));
-    let all: Vec<_> = view.range(None, None).collect();
-    for stored in all {
+    let api = Key::new(Collection::from(SERVICES), API.0, API.1);
+    let (last, first): (Vec<_>, Vec<_>) = view.range(None, None).partition(|stored| stored.key == api);
+    for stored in first.into_iter().chain(last) {
         let Ok(mut object) = serde_json::from_slice::<Value>(&stored.bytes) else { continue };
         let Some(address) = service::address(&object) else { continue };
-        let moved =
-            Ipv4Addr::from(u32::from(address).wrapping_sub(u32::from(from)).wrapping_add(u32::from(to)));
+        let moved = to.nth(u32::from(address) % to.size());
+        if moved == address {
+            continue;
+        }
         let spec = map(&mut object, &["spec"]);
         spec.insert("clusterIP".to_owned(), json!(moved.to_string()));
         spec.insert("clusterIPs".to_owned(), json!([moved.to_string()]));
@@ -79,6 +85,16 @@ pub async fn move_services(store: &Store, from: Ipv4Addr, to: Ipv4Addr) -> Resul
 }
 
 impl Call {
+    /// Whether a write here gives Services addresses. It holds the lock over them until the object lies in the store, also if
+    /// the client goes away meanwhile.
+    pub(super) fn assigns_addresses(&self) -> bool {
+        let resource = &self.served.resource;
+        resource.group.is_empty()
+            && &*resource.kind == "Service"
+            && self.subresource.is_none()
+            && self.api.inner.options.service_range.is_some()
+    }
+
     /// Gives a Service the address that it needs, or refuses the one that it asks for. What is returned is to be held until
     /// the object is written.
     pub(super) async fn assign_address(
@@ -86,11 +102,10 @@ impl Call {
         new: &mut Value,
         old: Option<&Value>,
     ) -> Answer<Option<OwnedMutexGuard<()>>> {
-        let resource = &self.served.resource;
-        if !resource.group.is_empty() || &*resource.kind != "Service" || self.subresource.is_some() {
+        let Some(range) = self.api.inner.options.service_range.filter(|_| self.assigns_addresses()) else {
             return Ok(None);
-        }
-        let Some(range) = self.api.inner.options.service_range else { return Ok(None) };
+        };
+        let resource = &self.served.resource;
         let kept = old.and_then(service::address);
         let is_settled = !service::needs_address(new)
             || at(new, &["spec", "clusterIP"]) == service::HEADLESS
@@ -142,6 +157,7 @@ impl Call {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store;
 
     #[test]
     fn a_range_gives_every_address_once_and_neither_its_first_nor_its_last() {
@@ -156,5 +172,40 @@ mod tests {
         );
         let large = ServiceRange { network: Ipv4Addr::new(127, 9, 0, 0), prefix: 21 };
         assert_eq!(large.free(&HashSet::new()), Some(Ipv4Addr::new(127, 9, 0, 128)));
+    }
+
+    #[tokio::test]
+    async fn services_that_were_moved_by_half_all_move() {
+        let directory = tempfile::tempdir().unwrap();
+        let (store, _) = Store::open(directory.path(), store::Options::default()).unwrap();
+        let range = |second| ServiceRange { network: Ipv4Addr::new(127, second, 64, 0), prefix: 21 };
+        let key = |namespace: &str, name: &str| Key::new(Collection::from(SERVICES), namespace, name);
+        for (namespace, name, address) in [
+            (API.0, API.1, "127.9.64.1"),
+            ("kube-system", "kube-dns", "127.9.64.10"),
+            // As a move to another network left it that was cut off.
+            ("default", "web", "127.10.65.7"),
+            ("default", "headless", service::HEADLESS),
+        ] {
+            let object = json!({ "spec": { "clusterIP": address, "clusterIPs": [address] } });
+            store.write(key(namespace, name), Expect::Absent, put(&object)).await.unwrap();
+        }
+        for _ in 0..2 {
+            move_services(&store, range(11)).await.unwrap();
+            assert_eq!(api_service_address(&store), Some(Ipv4Addr::new(127, 11, 64, 1)));
+            for (namespace, name, address) in [
+                ("kube-system", "kube-dns", "127.11.64.10"),
+                ("default", "web", "127.11.65.7"),
+                ("default", "headless", service::HEADLESS),
+            ] {
+                let object: Value =
+                    serde_json::from_slice(&store.get(&key(namespace, name)).unwrap().bytes).unwrap();
+                assert_eq!(
+                    object["spec"],
+                    json!({ "clusterIP": address, "clusterIPs": [address] }),
+                    "{name}"
+                );
+            }
+        }
     }
 }

@@ -338,7 +338,10 @@ impl Call {
 
     /// Whether something may have to follow when an object of this kind was written.
     pub(crate) fn has_sequel(&self) -> bool {
-        self.is_definition() || self.is_namespace() || self.served.definition.is_some()
+        self.is_definition()
+            || self.is_namespace()
+            || self.served.definition.is_some()
+            || self.assigns_addresses()
     }
 
     /// What has to follow a write: definitions take effect, and go when their last object goes.

@@ -4,7 +4,7 @@
 //! The block is that of the Service `kubernetes`, so it is kept with the objects, also by a backup. If another machine of this
 //! host has it by now, all Services move to another one.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -12,15 +12,19 @@ use anyhow::Context as _;
 use berth_apiserver::rest::{self, ServiceRange};
 use berth_apiserver::store::Store;
 use berth_core::names::CLUSTER_SERVICE_NAME;
-use berth_kube::Cluster;
+use berth_kube::{Backoff, Cluster, Key, Loop, Next};
 use berth_network::block::Block;
 use berth_network::forward;
 use berth_network::resolver::Resolver;
 use berth_node::{PodAddresses, PodNetwork};
-use k8s_openapi::api::core::v1::{Endpoints, Service};
-use kube::api::{Patch, PatchParams, PostParams};
-use kube::{Api, Client, ResourceExt as _};
-use serde_json::{Value, json};
+use k8s_openapi::api::core::v1::{
+    EndpointAddress, EndpointPort, EndpointSubset, Endpoints, Service, ServicePort, ServiceSpec,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client};
+use serde_json::json;
 use tokio::task::JoinHandle;
 
 use super::{NODE, nodes, role};
@@ -52,7 +56,7 @@ impl Network {
         };
         if let Some(known) = known.filter(|known| *known != block.api()) {
             tracing::warn!(from = %known, to = %block.api(), "the addresses of the Services are others' by now; all move");
-            rest::move_services(store, known, block.api())
+            rest::move_services(store, range(&block))
                 .await
                 .context("move the Services to other addresses")?;
         }
@@ -61,8 +65,7 @@ impl Network {
 
     /// The addresses that Services get.
     pub(super) fn service_range(&self) -> Option<ServiceRange> {
-        let (network, prefix) = self.block.as_ref()?.services();
-        Some(ServiceRange { network, prefix })
+        self.block.as_ref().map(range)
     }
 
     /// Starts to forward and to resolve; returns what pods get of it.
@@ -75,10 +78,16 @@ impl Network {
         progress: &(dyn Fn(&str) + Sync),
     ) -> anyhow::Result<(PodNetwork, Vec<JoinHandle<()>>)> {
         let Some(block) = self.block else { return Ok((PodNetwork::default(), Vec::new())) };
-        ensure_services(client, &block, api).await.context("make the Services of the machine")?;
+        let services = Arc::new(MachineServices::new(cluster, client, &block, api));
+        // What a damaged record or a full disk keeps from being written is tried again later.
+        if let Err(error) = services.ensure_all().await {
+            progress(&format!(
+                "pods may not find the API server or names: make the Services of the machine: {error}"
+            ));
+        }
         let (first, last) = block.pods();
         let roots: Vec<_> = nodes::roots(data_dir).into_iter().map(|root| root.join(NODE)).collect();
-        let mut tasks = Vec::new();
+        let mut tasks = vec![role("machine-services", cluster.shutdown(), move || services.clone().run())];
         let own = block.resolver();
         let nameserver = match Resolver::listen(own, DOMAIN).await {
             Ok(resolver) => {
@@ -105,68 +114,162 @@ impl Network {
     }
 }
 
-/// The Services by which pods find the API server and the resolver; and an address for each that was stored without one, by an
-/// older version.
-async fn ensure_services(client: &Client, block: &Block, api: SocketAddr) -> Result<(), kube::Error> {
-    let listed = Api::<Service>::all(client.clone()).list(&kube::api::ListParams::default()).await?;
-    let own = |namespace: &str, name: &str| {
-        let there = |service: &Service| {
-            service.namespace().as_deref() == Some(namespace) && service.name_any() == name
-        };
-        listed.items.iter().any(there)
-    };
-    // Those of the machine first, as they want certain addresses.
-    if !own("default", API) {
-        let ports = json!([{ "name": "https", "port": 443, "targetPort": api.port() }]);
-        let labels = json!({ "component": "apiserver", "provider": "kubernetes" });
-        create(client, "default", API, labels, block.api().into(), ports).await?;
-    }
-    if !own("kube-system", RESOLVER) {
-        let ports = json!([
-            { "name": "dns", "port": 53, "protocol": "UDP" }, { "name": "dns-tcp", "port": 53, "protocol": "TCP" },
-        ]);
-        let labels = json!({ "k8s-app": RESOLVER, (CLUSTER_SERVICE_NAME): "CoreDNS" });
-        create(client, "kube-system", RESOLVER, labels, block.resolver().into(), ports).await?;
-    }
-    // Who listens everywhere is found on the loopback address, too.
-    let ip = if api.ip().is_unspecified() { IpAddr::from([127, 0, 0, 1]) } else { api.ip() };
-    let endpoints = json!({
-        "apiVersion": "v1", "kind": "Endpoints", "metadata": { "name": API },
-        "subsets": [{ "addresses": [{ "ip": ip }], "ports": [{ "name": "https", "port": api.port(), "protocol": "TCP" }] }],
-    });
-    let all = Api::<Endpoints>::namespaced(client.clone(), "default");
-    all.patch(API, &PatchParams::apply("berth").force(), &Patch::Apply(endpoints)).await?;
-    let bare = listed.items.iter().filter(|service| {
-        let spec = service.spec.clone().unwrap_or_default();
-        spec.cluster_ip.is_none_or(|address| address.is_empty())
-            && spec.type_.as_deref() != Some("ExternalName")
-    });
-    for service in bare {
-        let all = Api::<Service>::namespaced(client.clone(), &service.namespace().unwrap_or_default());
-        let name = service.name_any();
-        if let Err(error) = all.patch(&name, &PatchParams::default(), &Patch::Merge(json!({}))).await {
-            tracing::warn!(service = name, %error, "a Service stays without an address");
-        }
-    }
-    Ok(())
+fn range(block: &Block) -> ServiceRange {
+    let (network, prefix) = block.services();
+    ServiceRange { network, prefix }
 }
 
-async fn create(
-    client: &Client,
-    namespace: &str,
-    name: &str,
-    labels: Value,
-    address: IpAddr,
-    ports: Value,
-) -> Result<(), kube::Error> {
-    let object = json!({
-        "metadata": { "name": name, "labels": labels },
-        "spec": { "clusterIP": address, "ports": ports },
-    });
-    let object: Service = serde_json::from_value(object).map_err(kube::Error::SerdeError)?;
-    match Api::namespaced(client.clone(), namespace).create(&PostParams::default(), &object).await {
-        Ok(_) => Ok(()),
-        Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),
-        Err(error) => Err(error),
+/// The Services by which pods find the API server and the resolver: they are there as long as the machine runs, also after a
+/// `kubectl delete service --all`. And an address for each Service that was stored without one, by an older version.
+struct MachineServices {
+    cluster: Cluster,
+    client: Client,
+    api_address: Ipv4Addr,
+    resolver_address: Ipv4Addr,
+    /// Where the API server listens.
+    api: SocketAddr,
+}
+
+impl MachineServices {
+    fn new(cluster: &Cluster, client: &Client, block: &Block, api: SocketAddr) -> Self {
+        Self {
+            cluster: cluster.named("machine-services"),
+            client: client.clone(),
+            api_address: block.api(),
+            resolver_address: block.resolver(),
+            api,
+        }
     }
+
+    async fn run(self: Arc<Self>) {
+        let (services, endpoints) = (self.cluster.cache::<Service>(), self.cluster.cache::<Endpoints>());
+        let queue = self.cluster.queue("machine-services", Backoff::default());
+        // Also what went, or was never made, before anybody watched.
+        queue.add(Key::new("default", API));
+        queue.add(Key::new("kube-system", RESOLVER));
+        Loop::new(&self.cluster, &queue)
+            .also(&services, |service| {
+                Some(Key::of(service.as_ref())).filter(|key| is_own(key) || is_bare(service))
+            })
+            .also(&endpoints, |endpoints| Some(Key::of(endpoints.as_ref())).filter(is_own))
+            .run(1, |key| {
+                let (this, service) = (self.clone(), services.get(&key));
+                async move {
+                    match service {
+                        None => this.ensure(&key).await?,
+                        Some(service) if is_bare(&service) => this.give_address(&key).await?,
+                        // Its Endpoints may have gone with a predecessor.
+                        Some(_) if key.name == API => this.ensure_endpoints().await?,
+                        Some(_) => {}
+                    }
+                    Ok::<_, berth_kube::Error>(Next::Done)
+                }
+            })
+            .await;
+    }
+
+    /// Both Services, before anything else asks for their addresses.
+    async fn ensure_all(&self) -> berth_kube::Result<()> {
+        let made = self.ensure(&Key::new("default", API)).await;
+        self.ensure(&Key::new("kube-system", RESOLVER)).await.and(made)
+    }
+
+    async fn ensure(&self, key: &Key) -> berth_kube::Result<()> {
+        let (labels, address, ports) = match key.name.as_str() {
+            API => {
+                let target = i32::from(self.api.port());
+                let labels = [("component", "apiserver"), ("provider", "kubernetes")];
+                (labels, self.api_address, vec![service_port("https", "TCP", 443, target)])
+            }
+            RESOLVER => {
+                let ports = vec![service_port("dns", "UDP", 53, 53), service_port("dns-tcp", "TCP", 53, 53)];
+                ([("k8s-app", RESOLVER), (CLUSTER_SERVICE_NAME, "CoreDNS")], self.resolver_address, ports)
+            }
+            _ => return Ok(()),
+        };
+        let labels = labels.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let service = Service {
+            metadata: ObjectMeta { labels: Some(labels.into()), ..metadata(key) },
+            spec: Some(ServiceSpec {
+                cluster_ip: Some(address.to_string()),
+                ports: Some(ports),
+                ..ServiceSpec::default()
+            }),
+            ..Service::default()
+        };
+        match self.cluster.create(&service).await {
+            Err(error) if error.is_already_exists() => {}
+            created => drop(created?),
+        }
+        if key.name == API { self.ensure_endpoints().await } else { Ok(()) }
+    }
+
+    async fn ensure_endpoints(&self) -> berth_kube::Result<()> {
+        let key = Key::new("default", API);
+        // Who listens everywhere is found on the loopback address, too.
+        let ip = self.api.ip();
+        let ip = if ip.is_unspecified() { IpAddr::from([127, 0, 0, 1]) } else { ip };
+        let port = EndpointPort {
+            name: Some("https".to_owned()),
+            port: self.api.port().into(),
+            protocol: Some("TCP".to_owned()),
+            ..EndpointPort::default()
+        };
+        let subset = EndpointSubset {
+            addresses: Some(vec![EndpointAddress { ip: ip.to_string(), ..EndpointAddress::default() }]),
+            ports: Some(vec![port]),
+            ..EndpointSubset::default()
+        };
+        let wanted = Endpoints { metadata: metadata(&key), subsets: Some(vec![subset]) };
+        match self.cluster.fetch::<Endpoints>(&key).await? {
+            None => self.cluster.create(&wanted).await.map(drop),
+            Some(known) => {
+                let change = |known: &mut Endpoints| known.subsets.clone_from(&wanted.subsets);
+                self.cluster.edit(known.as_ref(), change).await.map(drop)
+            }
+        }
+    }
+
+    /// Any write of a Service gives it the address that it lacks.
+    async fn give_address(&self, key: &Key) -> berth_kube::Result<()> {
+        let all = Api::<Service>::namespaced(self.client.clone(), &key.namespace);
+        match all.patch(&key.name, &PatchParams::default(), &Patch::Merge(json!({}))).await {
+            Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+            Err(error) => Err(berth_kube::Error::Request {
+                action: "patch",
+                kind: "Service".to_owned(),
+                name: key.to_string(),
+                source: Box::new(error),
+            }),
+            Ok(_) => Ok(()),
+        }
+    }
+}
+
+fn metadata(key: &Key) -> ObjectMeta {
+    let (namespace, name) = (Some(key.namespace.clone()), Some(key.name.clone()));
+    ObjectMeta { namespace, name, ..ObjectMeta::default() }
+}
+
+fn service_port(name: &str, protocol: &str, port: i32, target: i32) -> ServicePort {
+    ServicePort {
+        name: Some(name.to_owned()),
+        protocol: Some(protocol.to_owned()),
+        port,
+        target_port: Some(IntOrString::Int(target)),
+        ..ServicePort::default()
+    }
+}
+
+/// Whether it is the name of one of the machine's own Services.
+fn is_own(key: &Key) -> bool {
+    matches!((key.namespace.as_str(), key.name.as_str()), ("default", API) | ("kube-system", RESOLVER))
+}
+
+/// Whether a Service was stored without the address that it is to have.
+fn is_bare(service: &Service) -> bool {
+    let spec = service.spec.as_ref();
+    let external = spec.and_then(|spec| spec.type_.as_deref()) == Some("ExternalName");
+    let address = spec.and_then(|spec| spec.cluster_ip.as_deref());
+    !external && service.metadata.deletion_timestamp.is_none() && address.is_none_or(str::is_empty)
 }

@@ -250,7 +250,19 @@ fn services_get_addresses_and_say_what_is_not_served() -> Result<()> {
 
     machine.apply(CLIENT)?;
     machine.ready("client")?;
-    ensure!(resolved(&machine, "client", "written.default")? == BTreeSet::from([address("written")?]));
+    let written = BTreeSet::from([address("written")?]);
+    ensure!(resolved(&machine, "client", "written.default")? == written);
+    ensure!(resolved(&machine, "client", "alias.default")? == written, "an alias of a name of here");
+    // Pods do not lose the API server with its Service.
+    let own = address("kubernetes")?;
+    machine.kubectl(&["delete", "service", "kubernetes"])?;
+    machine.until("the Service of the API server is there again, with its endpoints", || {
+        let Ok(service) = machine.get("service/kubernetes") else { return Ok(None) };
+        let slices =
+            machine.kubectl(&["get", "endpointslices", "-l", "kubernetes.io/service-name=kubernetes"])?;
+        let is_back = text(&service, "/spec/clusterIP") == own && slices.contains("127.0.0.1");
+        Ok(is_back.then_some(()))
+    })?;
     machine.kill()?;
     machine.restart()?;
     ensure!(text(&machine.get("service/other")?, "/spec/clusterIP") == freed);
