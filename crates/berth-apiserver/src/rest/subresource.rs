@@ -14,6 +14,9 @@ use crate::rules::budget::{self, Verdict};
 use crate::rules::{Denied, read};
 use crate::schema;
 
+/// How often an eviction is judged anew because the pod changed meanwhile.
+const EVICTION_TRIES: u32 = 20;
+
 impl Call {
     pub(crate) async fn subresource(self, subresource: Subresource, bytes: Bytes) -> Answer<Response<Body>> {
         match (subresource, self.parts.method.clone()) {
@@ -98,9 +101,29 @@ impl Call {
             options["dryRun"] = dry_run.clone().into();
         }
         let is_dry = !dry_run.is_empty() || !read::items(&options, &["dryRun"]).is_empty();
+        let asks_version = !read::text(&options, &["preconditions", "resourceVersion"]).is_empty();
+        for _ in 1..EVICTION_TRIES {
+            match self.evict_once(options.clone(), is_dry, asks_version).await {
+                // The pod has changed since it was judged.
+                Err(failure) if failure.code == 409 && !asks_version => {}
+                evicted => return evicted,
+            }
+        }
+        self.evict_once(options, is_dry, asks_version).await
+    }
+
+    async fn evict_once(
+        &self,
+        mut options: Value,
+        is_dry: bool,
+        asks_version: bool,
+    ) -> Answer<Response<Body>> {
         let pod: Value = serde_json::from_slice(&self.current()?.bytes).map_err(Failure::internal)?;
-        if !budget::is_beyond_budgets(&pod) {
-            self.ask_budget(&pod, is_dry).await?;
+        let is_judged_by_state = budget::is_beyond_budgets(&pod) || !self.ask_budget(&pod, is_dry).await?;
+        // A pod that becomes ready meanwhile would have to be counted.
+        if is_judged_by_state && !budget::is_over(&pod) && !asks_version {
+            let version = read::map(&mut options, &["preconditions"]);
+            version.insert("resourceVersion".to_owned(), object::text(&pod, "resourceVersion").into());
         }
         if !is_dry {
             let version = self.mark_evicted(&options).await?;
@@ -116,8 +139,9 @@ impl Call {
         Ok(self.success(201))
     }
 
-    /// Counts an eviction in the budget that protects the pod, or refuses it.
-    async fn ask_budget(&self, pod: &Value, is_dry: bool) -> Answer<()> {
+    /// Counts an eviction in the budget that protects the pod, or refuses it. Returns whether that holds whatever becomes of the pod
+    /// meanwhile: it does not if the pod is none of those that keep the application going, because that may change.
+    async fn ask_budget(&self, pod: &Value, is_dry: bool) -> Answer<bool> {
         let served = self.registry.find("policy", "v1", "poddisruptionbudgets");
         let served = served.ok_or_else(Failure::no_such_path)?.clone();
         let view = self.store().view(&served.collection);
@@ -127,7 +151,7 @@ impl Call {
             .filter(|budget| budget::protects(budget, pod))
             .collect();
         let budget = match budgets.as_slice() {
-            [] => return Ok(()),
+            [] => return Ok(true),
             [budget] => read::name(budget).to_owned(),
             _ => {
                 return Err(Failure::plain(
@@ -141,9 +165,14 @@ impl Call {
         let mut options = self.query.write_options("CreateOptions")?;
         options.dry_run = is_dry;
         let resource = &call.served.resource;
+        let mut is_counted = false;
         let counted = call.modify(&options, Tracking::Settled, |found| match budget::judge(found, pod) {
-            Verdict::Unhealthy => Ok(found.clone()),
+            Verdict::Unhealthy => {
+                is_counted = false;
+                Ok(found.clone())
+            }
             Verdict::Counted => {
+                is_counted = true;
                 let mut counted = found.clone();
                 budget::count_eviction(&mut counted, &self.name, &object::now());
                 Ok(counted)
@@ -160,8 +189,8 @@ impl Call {
         });
         match counted.await {
             // A budget that is gone by now forbids nothing.
-            Err(failure) if failure.code == 404 => Ok(()),
-            counted => counted.map(drop),
+            Err(failure) if failure.code == 404 => Ok(true),
+            counted => counted.map(|_| is_counted),
         }
     }
 

@@ -129,7 +129,12 @@ fn amount_cause(amount: &Value, path: &Path) -> Option<Cause> {
 
 /// Whether a pod is beyond what budgets protect: it has ended, never started, or goes anyway.
 pub(crate) fn is_beyond_budgets(pod: &Value) -> bool {
-    matches!(text(pod, &["status", "phase"]), "Succeeded" | "Failed" | "Pending")
+    is_over(pod) || text(pod, &["status", "phase"]) == "Pending"
+}
+
+/// Whether a pod has ended or goes anyway: nothing that it becomes can be protected any more.
+pub(crate) fn is_over(pod: &Value) -> bool {
+    matches!(text(pod, &["status", "phase"]), "Succeeded" | "Failed")
         || has(pod, &["metadata", "deletionTimestamp"])
 }
 

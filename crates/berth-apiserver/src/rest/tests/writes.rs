@@ -442,6 +442,46 @@ async fn an_eviction_that_is_a_dry_run_leaves_the_pod() {
     assert_eq!(api.get(&format!("{PODS}/p")).await.0, 404);
 }
 
+#[tokio::test]
+async fn a_pod_that_becomes_ready_during_its_eviction_is_protected_or_was_gone_before() {
+    const BUDGETS: &str = "/apis/policy/v1/namespaces/default/poddisruptionbudgets";
+    let api = Api::new().await;
+    let budget = json!({
+        "metadata": { "name": "all" }, "spec": { "minAvailable": "100%", "selector": {} },
+    });
+    api.post(BUDGETS, &budget).await;
+    let counted = json!({ "status": {
+        "observedGeneration": 1, "disruptionsAllowed": 0, "currentHealthy": 0, "desiredHealthy": 1, "expectedPods": 1,
+    } });
+    assert_eq!(api.merge(&format!("{BUDGETS}/all/status"), &counted).await.0, 200);
+    let running = json!({ "status": {
+        "phase": "Running", "conditions": [{ "type": "Ready", "status": "True" }],
+    } });
+    let mut outcomes = [0, 0];
+    for number in 0..100 {
+        let name = format!("p{number}");
+        api.post(PODS, &pod(&name)).await;
+        let (pod, status) = (format!("{PODS}/{name}"), format!("{PODS}/{name}/status"));
+        let eviction = json!({ "metadata": { "name": name }, "deleteOptions": { "gracePeriodSeconds": 0 } });
+        let path = format!("{pod}/eviction");
+        let becomes_ready = async {
+            for _ in 0..number % 10 {
+                tokio::task::yield_now().await;
+            }
+            api.merge(&status, &running).await.0
+        };
+        let ((evicted, refusal), became_ready) =
+            tokio::join!(api.send(Method::POST, &path, &eviction), becomes_ready);
+        match (evicted, became_ready) {
+            (201, 404) => outcomes[0] += 1,
+            (429, 200) => outcomes[1] += 1,
+            other => panic!("{name}: {other:?} {refusal}"),
+        }
+        assert_eq!(api.get(&pod).await.0, if evicted == 201 { 404 } else { 200 });
+    }
+    assert!(outcomes[1] > 0, "{outcomes:?}");
+}
+
 /// A pod whose only container has an argument of this many bytes.
 fn pod_with_argument(name: &str, bytes: usize) -> Value {
     json!({
