@@ -1,6 +1,7 @@
 //! Which endpoints a Service has, and which slices hold them: pure functions.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use berth_core::names::{
@@ -17,14 +18,16 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::ResourceExt as _;
 
+const IPV4: &str = "IPv4";
+const IPV6: &str = "IPv6";
 /// The value of the label by which the controller of Endpoints says that it keeps them.
 const ENDPOINTS_CONTROLLER: &str = "endpoint-controller";
 /// How many endpoints a slice holds, and how many addresses Endpoints.
 const PER_SLICE: usize = 100;
 const PER_ENDPOINTS: usize = 1000;
 
-/// Endpoints by the ports that they have in common: as text for the order, then as they are.
-pub(super) type EndpointsByPorts = BTreeMap<String, (Vec<EndpointPort>, Vec<Endpoint>)>;
+/// Endpoints by the family of their addresses and the ports that they have in common: as text for the order, then as they are.
+pub(super) type EndpointsByPorts = BTreeMap<(&'static str, String), (Vec<EndpointPort>, Vec<Endpoint>)>;
 
 /// A write of a slice.
 #[derive(Debug)]
@@ -78,6 +81,10 @@ pub(super) fn selected(service: &Service, pods: &[Arc<Pod>]) -> EndpointsByPorts
     for pod in pods.iter().filter(|pod| is_selected(service, pod)) {
         let traffic = traffic(pod);
         let Some(address) = traffic.address.filter(|_| !traffic.over) else { continue };
+        // Services have the one family here.
+        if family(&address) != Some(IPV4) {
+            continue;
+        }
         let ports = ports(service, pod);
         let endpoint = Endpoint {
             addresses: vec![address],
@@ -144,18 +151,26 @@ pub(super) fn plan(
     left.retain(|slice| slice.metadata.deletion_timestamp.is_none());
     left.sort_by_key(|slice| slice.name_any());
     let mut steps = Vec::new();
-    let empty: EndpointsByPorts = std::iter::once((String::new(), (Vec::new(), Vec::new()))).collect();
+    let empty = EndpointsByPorts::from([((IPV4, String::new()), (Vec::new(), Vec::new()))]);
     // As upstream, a Service without endpoints has one slice that says so.
     let wanted = if wanted.is_empty() && manager == ENDPOINT_SLICE_CONTROLLER { &empty } else { wanted };
-    for (ports, endpoints) in wanted.values() {
+    for ((family, _), (ports, endpoints)) in wanted {
         let chunks = endpoints.chunks(PER_SLICE).map(<[Endpoint]>::to_vec);
         let none = endpoints.is_empty().then(Vec::new);
         for endpoints in chunks.chain(none) {
-            let slice = slice(service, ports, endpoints, manager, of);
-            let fits = |known: &&Arc<EndpointSlice>| known.ports.clone().unwrap_or_default() == *ports;
-            // One that held nothing can hold anything: addresses are what is immutable in kind.
-            let found =
-                left.iter().position(fits).or_else(|| left.iter().position(|known| held(known).is_empty()));
+            let slice = EndpointSlice {
+                address_type: (*family).to_owned(),
+                endpoints: Some(endpoints),
+                ports: Some(ports.clone()).filter(|ports| !ports.is_empty()),
+                ..slice(service, manager, of)
+            };
+            let fits = |known: &&Arc<EndpointSlice>| {
+                known.address_type == *family && known.ports.clone().unwrap_or_default() == *ports
+            };
+            // One that held nothing can hold anything of its family, which cannot be changed.
+            let holds_nothing =
+                |known: &&Arc<EndpointSlice>| known.address_type == *family && held(known).is_empty();
+            let found = left.iter().position(fits).or_else(|| left.iter().position(holds_nothing));
             match found.map(|index| left.remove(index)) {
                 None => steps.push(Step::Create(Box::new(slice))),
                 Some(known) if is_same(known, &slice) => {}
@@ -268,8 +283,14 @@ fn target(port: &ServicePort, pod: &Pod) -> Option<i32> {
     ports.find(fits).map(|known| known.container_port)
 }
 
+/// The family of an address; none if it is not one.
+fn family(address: &str) -> Option<&'static str> {
+    Some(if address.parse::<IpAddr>().ok()?.is_ipv4() { IPV4 } else { IPV6 })
+}
+
 fn add(wanted: &mut EndpointsByPorts, ports: Vec<EndpointPort>, endpoint: Endpoint) {
-    let key = format!("{ports:?}");
+    let Some(family) = endpoint.addresses.first().and_then(|address| family(address)) else { return };
+    let key = (family, format!("{ports:?}"));
     wanted.entry(key).or_insert_with(|| (ports, Vec::new())).1.push(endpoint);
 }
 
@@ -292,13 +313,8 @@ fn labels(service: &Service) -> BTreeMap<String, String> {
     labels
 }
 
-fn slice(
-    service: &Service,
-    ports: &[EndpointPort],
-    endpoints: Vec<Endpoint>,
-    manager: &str,
-    of: Option<&Endpoints>,
-) -> EndpointSlice {
+/// A slice for a Service without what it holds.
+fn slice(service: &Service, manager: &str, of: Option<&Endpoints>) -> EndpointSlice {
     let name = service.name_any();
     let mut labels = of.map_or_else(|| labels(service), |endpoints| endpoints.labels().clone());
     labels.insert(SERVICE_NAME.to_owned(), name.clone());
@@ -322,9 +338,7 @@ fn slice(
             }]),
             ..ObjectMeta::default()
         },
-        address_type: "IPv4".to_owned(),
-        endpoints: Some(endpoints),
-        ports: Some(ports.to_vec()).filter(|ports| !ports.is_empty()),
+        ..EndpointSlice::default()
     }
 }
 

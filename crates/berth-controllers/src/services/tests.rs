@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Endpoints, Pod, Service};
+use k8s_openapi::api::core::v1::{EndpointAddress, Endpoints, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use serde_json::{Value, json};
 
@@ -173,6 +173,21 @@ fn endpoints_that_somebody_wrote_are_mirrored() {
         plan(&web, &mirrored(&web, None), &slices, ENDPOINT_SLICE_MIRRORING_CONTROLLER, None)[..],
         [Step::Delete(_)]
     ));
+    // A slice holds addresses of one family.
+    let mut both = written.clone();
+    let more = json!([{ "ip": "2001:db8::1" }, { "ip": "192.0.2.2" }, { "ip": "nonsense" }]);
+    let more: Vec<EndpointAddress> = serde_json::from_value(more).unwrap();
+    both.subsets.as_mut().unwrap()[0].addresses.as_mut().unwrap().extend(more);
+    let wanted = mirrored(&web, Some(&both));
+    let steps = plan(&web, &wanted, &slices, ENDPOINT_SLICE_MIRRORING_CONTROLLER, Some(&both));
+    let [Step::Update(_, changed), Step::Create(new)] = &steps[..] else { panic!("{steps:?}") };
+    let held = |slice: &EndpointSlice| -> (String, Vec<String>) {
+        let endpoints = slice.endpoints.iter().flatten();
+        (slice.address_type.clone(), endpoints.map(|endpoint| endpoint.addresses[0].clone()).collect())
+    };
+    let named = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+    assert_eq!(held(changed), ("IPv4".to_owned(), named(&["192.0.2.1", "192.0.2.2"])));
+    assert_eq!(held(new), ("IPv6".to_owned(), named(&["2001:db8::1"])));
     let mut skipped = written.clone();
     skipped.metadata.labels =
         Some([("endpointslice.kubernetes.io/skip-mirror".to_owned(), "true".to_owned())].into());
