@@ -459,7 +459,7 @@ impl Pods {
             decision,
             volumes_ready,
             node_address: self.options.address,
-            address: self.address(&entry.uid),
+            address: self.options.network.given_address(pod, self.options.address),
             end: work.end.as_ref(),
             runtime: &*self.options.runtime,
         };

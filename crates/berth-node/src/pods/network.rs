@@ -9,8 +9,10 @@ mod files;
 mod links;
 
 use std::collections::HashMap;
+use std::fs::Permissions;
 use std::net::{IpAddr, Ipv4Addr};
 use std::ops::RangeInclusive;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -118,6 +120,14 @@ impl PodNetwork {
         own.map_or(node, IpAddr::V4)
     }
 
+    /// The address of a pod that may not have got its own yet, or not any more: `None` then.
+    pub(super) fn given_address(&self, pod: &Pod, node: IpAddr) -> Option<IpAddr> {
+        match self.addresses.as_ref().filter(|_| !uses_host_network(pod)) {
+            Some(addresses) => addresses.of(pod.metadata.uid.as_deref().unwrap_or_default()).map(IpAddr::V4),
+            None => Some(node),
+        }
+    }
+
     /// Nothing of a pod is left that could use its address.
     pub(super) fn release(&self, uid: &str) {
         if let Some(addresses) = &self.addresses {
@@ -136,7 +146,12 @@ impl PodNetwork {
             let path = directory.join(name);
             // Containers that run see the file itself, so it is not replaced by another one.
             let is_there = std::fs::read_to_string(&path).is_ok_and(|there| there == text);
-            let written = if is_there { Ok(()) } else { std::fs::write(&path, text) };
+            let write = || {
+                std::fs::write(&path, text)?;
+                // Whatever the umask says: every user in a container reads them.
+                std::fs::set_permissions(&path, Permissions::from_mode(0o644))
+            };
+            let written = if is_there { Ok(()) } else { write() };
             written.map_err(|error| failed(&path, &error))
         };
         if let Some(addresses) = self.addresses.as_ref().filter(|_| !uses_host_network(pod)) {
@@ -205,5 +220,45 @@ mod tests {
         assert_eq!(addresses.assign("b"), Some(last), "one that was given back is not given again at once");
         assert_eq!(addresses.assign("c"), two);
         assert_eq!(addresses.assign("d"), None);
+    }
+
+    #[test]
+    fn a_pod_has_no_address_before_it_gets_its_own_and_after() {
+        let pod = |host: bool| -> Pod {
+            let spec = serde_json::json!({ "hostNetwork": host, "containers": [] });
+            serde_json::from_value(serde_json::json!({ "metadata": { "uid": "a" }, "spec": spec })).unwrap()
+        };
+        let node = IpAddr::from([192, 0, 2, 1]);
+        let (first, last) = (Ipv4Addr::new(127, 9, 0, 1), Ipv4Addr::new(127, 9, 0, 3));
+        let addresses = PodAddresses::open(first, last, &[]);
+        let network = PodNetwork { addresses: Some(addresses.clone()), ..PodNetwork::default() };
+        assert_eq!(network.given_address(&pod(false), node), None);
+        assert_eq!(network.given_address(&pod(true), node), Some(node));
+        addresses.assign("a");
+        assert_eq!(network.given_address(&pod(false), node), Some(first.into()));
+        network.release("a");
+        assert_eq!(network.given_address(&pod(false), node), None);
+        assert_eq!(PodNetwork::default().given_address(&pod(false), node), Some(node));
+    }
+
+    #[test]
+    fn every_user_reads_the_files_by_which_names_are_found() {
+        let directory = tempfile::tempdir().unwrap();
+        let layout = Layout::new(directory.path());
+        let pod: Pod = serde_json::from_value(serde_json::json!({
+            "metadata": { "uid": "a", "name": "web", "namespace": "default" }, "spec": { "containers": [] },
+        }))
+        .unwrap();
+        // What a write under a stricter umask makes.
+        std::fs::create_dir_all(layout.pod("a")).unwrap();
+        for name in [HOSTS, RESOLVER] {
+            std::fs::write(layout.pod("a").join(name), "").unwrap();
+            std::fs::set_permissions(layout.pod("a").join(name), Permissions::from_mode(0o600)).unwrap();
+        }
+        PodNetwork::default().prepare(&layout, &pod, IpAddr::from([192, 0, 2, 1])).unwrap();
+        for name in [HOSTS, RESOLVER] {
+            let mode = std::fs::metadata(layout.pod("a").join(name)).unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o644, "{name}");
+        }
     }
 }

@@ -30,8 +30,8 @@ pub(super) struct View<'a> {
     /// The pod has its volumes, so that containers can be started.
     pub(super) volumes_ready: bool,
     pub(super) node_address: IpAddr,
-    /// The pod's own, which is the node's where it has none.
-    pub(super) address: IpAddr,
+    /// The pod's own, which is the node's where pods have none; `None` while it is not given yet, and when it is taken back.
+    pub(super) address: Option<IpAddr>,
     /// When the node first saw the pod.
     pub(super) first_observed: Timestamp,
     /// Why the node ends the pod, if it does.
@@ -78,7 +78,9 @@ pub(super) fn build(view: &View<'_>) -> PodStatus {
         .map(|status| ContainerStatus { ready: false, started: None, ..status })
         .collect();
     let conditions = conditions(view, &containers, &init);
-    let (address, node_address) = (view.address.to_string(), view.node_address.to_string());
+    let node_address = view.node_address.to_string();
+    // A pod that has ended keeps the one that it had.
+    let address = view.address.map(|address| address.to_string()).or(old.pod_ip);
     // As upstream: while something still runs, the pod has not failed.
     let end = view.end.filter(|_| view.decision.phase == Phase::Failed);
     PodStatus {
@@ -91,8 +93,8 @@ pub(super) fn build(view: &View<'_>) -> PodStatus {
         ephemeral_container_statuses: (!ephemeral.is_empty()).then_some(ephemeral),
         host_ip: Some(node_address.clone()),
         host_ips: Some(vec![HostIP { ip: node_address }]),
-        pod_ip: Some(address.clone()),
-        pod_ips: Some(vec![PodIP { ip: address }]),
+        pod_ips: address.clone().map(|ip| vec![PodIP { ip }]),
+        pod_ip: address,
         start_time: old.start_time.clone().or(Some(Time(whole_seconds(view.first_observed)))),
         qos_class: old.qos_class.clone().or_else(|| Some(qos_class(&spec).to_owned())),
         observed_generation: view.pod.metadata.generation.or(old.observed_generation),
