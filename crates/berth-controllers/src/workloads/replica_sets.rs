@@ -18,7 +18,7 @@ use kube::ResourceExt as _;
 use super::ownership::controller;
 use super::pods::{Pods, from_template, in_growing_batches, is_active, is_ready};
 use super::workload::{Workloads, again_after, is_selected};
-pub(super) use plan::first_of_job_to_go;
+pub(super) use plan::rank_in_job;
 use plan::{Step, plan, status};
 
 /// Runs until the cluster's shutdown.

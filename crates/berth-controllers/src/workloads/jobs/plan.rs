@@ -15,7 +15,7 @@ use kube::ResourceExt as _;
 use super::failures::{Failures, Verdict, finished_at};
 use super::indexes::Indexes;
 use crate::workloads::pods::{BURST, is_ready, nonzero};
-use crate::workloads::replica_sets::first_of_job_to_go;
+use crate::workloads::replica_sets::rank_in_job;
 
 /// At most so many pods are being counted at a time.
 const MOST_UNCOUNTED: usize = 500;
@@ -459,7 +459,7 @@ impl ObservedJob<'_> {
     /// with which the least is lost.
     fn surplus(&self, active: &[Arc<Pod>], least: usize) -> Vec<Arc<Pod>> {
         let mut pods = active.to_vec();
-        pods.sort_by(|a, b| first_of_job_to_go(a, b));
+        pods.sort_by_cached_key(|pod| rank_in_job(pod));
         let (mut surplus, mut rest) = (Vec::new(), Vec::new());
         if self.is_indexed() {
             let mut kept = HashSet::new();

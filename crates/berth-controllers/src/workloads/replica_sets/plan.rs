@@ -1,6 +1,6 @@
 //! How many pods to make, which to delete first, and what the status says. Pure.
 
-use std::cmp::Ordering;
+use std::cmp::{Ordering, Reverse};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -36,7 +36,7 @@ pub(super) fn plan(
         Ordering::Less => Step::Create((wanted - active.len()).min(BURST)),
         Ordering::Greater => {
             let mut pods = active.to_vec();
-            pods.sort_by(|a, b| first_to_go(a, b, related, now));
+            pods.sort_by_cached_key(|pod| rank(pod, related, now));
             pods.truncate((active.len() - wanted).min(BURST));
             Step::Delete(pods)
         }
@@ -48,60 +48,51 @@ pub(super) fn wanted(set: &ReplicaSet) -> i32 {
     set.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1)
 }
 
-/// Orders pods by how little is lost with them: without a node, pending, not ready, cheap, crowded, young.
-pub(super) fn first_to_go(a: &Pod, b: &Pod, related: &HashMap<String, usize>, now: Timestamp) -> Ordering {
-    let crowd = |pod: &Pod| related.get(storage::node_of_pod(pod)).copied().unwrap_or(0);
-    by_state(a, b)
-        .then_with(|| cost(a).cmp(&cost(b)))
-        .then_with(|| crowd(b).cmp(&crowd(a)))
-        .then_with(|| match (ready_since(a), ready_since(b)) {
-            (Some(x), Some(y)) => younger(x, y, a, b, now),
-            _ => Ordering::Equal,
-        })
-        .then_with(|| restarts(b).cmp(&restarts(a)))
-        .then_with(|| match (created(a), created(b)) {
-            (Some(x), Some(y)) => younger(x, y, a, b, now),
-            (x, y) => x.cmp(&y),
-        })
+/// What decides which of a set's pods go first, the smallest first. The order is Kubernetes', but for pods that have been ready
+/// for about the same time, or are about as old: Kubernetes takes the one with the smaller uid, unless the times are equal, and
+/// such an order can run in a circle. Here what comes next decides, and the uid at last.
+type ReplicaRank = (State, i32, Reverse<usize>, Option<u32>, Reverse<i32>, Option<u32>, Option<String>);
+
+/// What decides which of a Job's pods go first, the smallest first.
+type JobRank = (State, Option<Reverse<Timestamp>>, Reverse<i32>, Option<Reverse<Timestamp>>);
+
+/// Whether a pod has a node, how far it is, and whether it is ready.
+type State = (bool, u8, bool);
+
+/// Ranks a pod by how little is lost with it: without a node, pending, not ready, cheap, crowded, young.
+pub(super) fn rank(pod: &Pod, related: &HashMap<String, usize>, now: Timestamp) -> ReplicaRank {
+    let crowd = related.get(storage::node_of_pod(pod)).copied().unwrap_or(0);
+    (
+        state(pod),
+        cost(pod),
+        Reverse(crowd),
+        ready_since(pod).map(|since| age(since, now)),
+        Reverse(restarts(pod)),
+        created(pod).map(|since| age(since, now)),
+        pod.uid(),
+    )
 }
 
-/// Orders the pods of a Job in the same way, but what a pod's deletion costs does not count, nor how many others are on its
-/// node, and of two ages the smaller one is first, however close they are.
-pub(in crate::workloads) fn first_of_job_to_go(a: &Pod, b: &Pod) -> Ordering {
-    by_state(a, b)
-        .then_with(|| match (ready_since(a), ready_since(b)) {
-            (Some(x), Some(y)) => y.cmp(&x),
-            _ => Ordering::Equal,
-        })
-        .then_with(|| restarts(b).cmp(&restarts(a)))
-        .then_with(|| match (created(a), created(b)) {
-            (Some(x), Some(y)) => y.cmp(&x),
-            (x, y) => x.cmp(&y),
-        })
+/// Ranks a pod of a Job in the same way, but what a pod's deletion costs does not count, nor how many others are on its node,
+/// and of two ages the smaller one is first, however close they are.
+pub(in crate::workloads) fn rank_in_job(pod: &Pod) -> JobRank {
+    (state(pod), ready_since(pod).map(Reverse), Reverse(restarts(pod)), created(pod).map(Reverse))
 }
 
 /// Pods without a node, pending and not ready are first.
-fn by_state(a: &Pod, b: &Pod) -> Ordering {
-    let assigned = |pod: &Pod| !storage::node_of_pod(pod).is_empty();
-    let phase = |pod: &Pod| match storage::phase_of_pod(pod) {
+fn state(pod: &Pod) -> State {
+    let phase = match storage::phase_of_pod(pod) {
         "Pending" => 0,
         "Unknown" => 1,
         _ => 2,
     };
-    let state = |pod: &Pod| (assigned(pod), phase(pod), is_ready(pod));
-    state(a).cmp(&state(b))
+    (!storage::node_of_pod(pod).is_empty(), phase, is_ready(pod))
 }
 
-/// The younger goes first; those of about the same age (by powers of two) in no particular order.
-fn younger(x: Timestamp, y: Timestamp, a: &Pod, b: &Pod, now: Timestamp) -> Ordering {
-    if x == y {
-        return Ordering::Equal;
-    }
-    let age = |time: Timestamp| {
-        let seconds = u64::try_from(now.duration_since(time).as_nanos().max(0)).unwrap_or(u64::MAX);
-        seconds.checked_ilog2().map_or(0, |power| power + 1)
-    };
-    age(x).cmp(&age(y)).then_with(|| a.uid().cmp(&b.uid()))
+/// How long ago something was, by powers of two.
+fn age(since: Timestamp, now: Timestamp) -> u32 {
+    let nanoseconds = u64::try_from(now.duration_since(since).as_nanos().max(0)).unwrap_or(u64::MAX);
+    nanoseconds.checked_ilog2().map_or(0, |power| power + 1)
 }
 
 fn created(pod: &Pod) -> Option<Timestamp> {

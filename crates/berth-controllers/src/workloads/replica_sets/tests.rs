@@ -10,7 +10,7 @@ use k8s_openapi::api::apps::v1::ReplicaSet;
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
-use super::plan::{Step, first_of_job_to_go, first_to_go, plan, status};
+use super::plan::{Step, plan, rank, rank_in_job, status};
 
 fn now() -> Timestamp {
     "2026-01-01T12:00:00Z".parse().unwrap()
@@ -80,18 +80,47 @@ fn pods_with_the_least_to_lose_go_first() {
     ];
     let related = HashMap::from([("crowded".to_owned(), 2), ("n".to_owned(), 1)]);
     for (name, first, second) in rows {
-        assert_eq!(first_to_go(&first, &second, &related, now()), Ordering::Less, "{name}");
-        assert_eq!(first_to_go(&second, &first, &related, now()), Ordering::Greater, "{name}, the other way");
+        let rank = |pod: &Pod| rank(pod, &related, now());
+        assert!(rank(&first) < rank(&second), "{name}");
         // A Job's pods go in the same order, but for what they cost and who is beside them.
         let of_job = if ["cheap", "crowded"].contains(&name) { Ordering::Equal } else { Ordering::Less };
-        assert_eq!(first_of_job_to_go(&first, &second), of_job, "{name}, of a Job");
-        assert_eq!(first_of_job_to_go(&second, &first), of_job.reverse(), "{name}, of a Job, the other way");
+        assert_eq!(rank_in_job(&first).cmp(&rank_in_job(&second)), of_job, "{name}, of a Job");
     }
     // Ages that are about the same are none to a ReplicaSet, which takes the smaller uid, and differ to a Job.
     let about = json!("2026-01-01T09:00:01Z");
     let (older, younger) = (run("a", "n", &early, json!({})), run("z", "n", &about, json!({})));
-    assert_eq!(first_to_go(&older, &younger, &related, now()), Ordering::Less);
-    assert_eq!(first_of_job_to_go(&younger, &older), Ordering::Less);
+    assert!(rank(&older, &related, now()) < rank(&younger, &related, now()));
+    assert!(rank_in_job(&younger) < rank_in_job(&older));
+    // One whose condition does not say since when it is ready goes before those that say it.
+    let unknown = pod("z", "n", "Running", json!("2026-01-01T09:00:00Z"), &Value::Null);
+    let mut unknown = Arc::unwrap_or_clone(unknown);
+    unknown.status.as_mut().unwrap().conditions.as_mut().unwrap()[0].last_transition_time = None;
+    assert!(rank(&unknown, &related, now()) < rank(&older, &related, now()));
+    assert!(rank_in_job(&unknown) < rank_in_job(&older));
+}
+
+#[test]
+fn which_pods_go_does_not_depend_on_the_order_in_which_they_are_seen() {
+    // By their uids, a goes before b and b before c; by its restarts, c goes before a, which became ready when c did.
+    let ready = |uid: &str, at: &str, restarts: i32| {
+        pod(uid, "n", "Running", json!(at), &json!({ "restarts": restarts }))
+    };
+    let (a, c) = (ready("a", "2026-01-01T09:00:00Z", 0), ready("c", "2026-01-01T09:00:00Z", 5));
+    let b = ready("b", "2026-01-01T09:00:01Z", 0);
+    let none = HashMap::new();
+    for seen in [[&a, &b, &c], [&b, &c, &a], [&c, &a, &b]] {
+        let pods: Vec<Arc<Pod>> = seen.into_iter().cloned().collect();
+        assert_eq!(plan(&set(2, 0), &pods, &none, now()), Step::Delete(vec![c.clone()]));
+    }
+    // Of so many the sort of Rust's library notices an order that runs in a circle, and panics.
+    let many: Vec<Arc<Pod>> = (0..100)
+        .map(|n| {
+            let (at, uid) = (format!("2026-01-01T09:00:0{}Z", n % 7), format!("{:02}", n * 37 % 100));
+            ready(&uid, &at, n * 13 % 5)
+        })
+        .collect();
+    let reversed: Vec<Arc<Pod>> = many.iter().rev().cloned().collect();
+    assert_eq!(plan(&set(20, 0), &many, &none, now()), plan(&set(20, 0), &reversed, &none, now()));
 }
 
 #[test]
