@@ -1,5 +1,6 @@
 //! PodDisruptionBudgets: how many pods of an application may be disrupted now. Evictions and preemption go by it.
 
+mod stale;
 #[cfg(test)]
 mod tests;
 
@@ -7,7 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use berth_core::names::events;
-use berth_kube::selectors::{label_selector, labels};
+use berth_kube::selectors::{Labels, label_selector, labels};
 use berth_kube::{Backoff, Cache, Cluster, Index, Key, Loop, Next, Recorder, Result, storage};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet, StatefulSet};
@@ -27,6 +28,11 @@ const DELETION_TIMEOUT: SignedDuration = SignedDuration::from_mins(2);
 /// Runs until the cluster's shutdown.
 pub(super) async fn run(cluster: Cluster) {
     let cluster = cluster.named(COMPONENT);
+    tokio::join!(count(cluster.clone()), stale::run(cluster));
+}
+
+/// Keeps the status of all budgets current.
+async fn count(cluster: Cluster) {
     let budgets: Cache<PodDisruptionBudget> = cluster.cache();
     let pods: Cache<Pod> = cluster.cache();
     let controller = Arc::new(Controller {
@@ -44,19 +50,15 @@ pub(super) async fn run(cluster: Cluster) {
     Loop::new(&cluster, &cluster.queue("disruption", Backoff::default()))
         .keyed(&budgets)
         .subscribe(&pods, move |before, after| {
-            let told = |pod: &Arc<Pod>| {
-                let gone = pod.metadata.deletion_timestamp.is_some();
-                (pod.metadata.labels.clone(), is_ready(pod), storage::is_over(pod), gone)
-            };
-            if before.map(told) == after.map(told) {
+            if before.map(counts_by) == after.map(counts_by) {
                 return Vec::new();
             }
             let pods = before.into_iter().chain(after);
             pods.flat_map(|pod| of_pod.budgets_of(pod)).collect()
         })
         .subscribe(&controller.replica_sets, move |before, after| {
-            let replicas = |set: &Arc<ReplicaSet>| set.spec.as_ref().and_then(|spec| spec.replicas);
-            of_set.in_namespace(after.or(before).filter(|_| before.map(replicas) != after.map(replicas)))
+            let changed = before.map(wants) != after.map(wants);
+            of_set.in_namespace(after.or(before).filter(|_| changed))
         })
         .subscribe(&controller.deployments, move |before, after| {
             let replicas = |set: &Arc<Deployment>| set.spec.as_ref().and_then(|spec| spec.replicas);
@@ -148,6 +150,19 @@ impl Controller {
         let budgets = namespace.map(|namespace| self.budgets_by_namespace.get(namespace.as_str()));
         budgets.iter().flatten().map(|budget| Key::of(budget.as_ref())).collect()
     }
+}
+
+/// What of a pod the counts of a budget go by: its labels, its controller, and whether it is ready, over or being deleted.
+fn counts_by(pod: &Arc<Pod>) -> (&Labels, Option<&str>, bool, bool, bool) {
+    let controller = controller(&pod.metadata).map(|owner| owner.uid.as_str());
+    let gone = pod.metadata.deletion_timestamp.is_some();
+    (labels(pod.metadata.labels.as_ref()), controller, is_ready(pod), storage::is_over(pod), gone)
+}
+
+/// What of a ReplicaSet the counts of a budget go by: how many pods it wants, or whose Deployment's it is.
+fn wants(set: &Arc<ReplicaSet>) -> (Option<i32>, Option<&str>) {
+    let replicas = set.spec.as_ref().and_then(|spec| spec.replicas);
+    (replicas, controller(&set.metadata).map(|owner| owner.uid.as_str()))
 }
 
 fn is_about(budget: &PodDisruptionBudget, pod: &Pod) -> bool {

@@ -92,6 +92,24 @@ fn pods_of_an_unknown_controller_allow_nothing() {
 }
 
 #[test]
+fn budgets_count_anew_when_a_pod_or_a_set_gets_a_controller() {
+    let of = |owner: Option<&str>| pods(1, 0, owner).remove(0);
+    assert_ne!(counts_by(&of(None)), counts_by(&of(Some("s"))), "a pod is adopted");
+    assert_ne!(counts_by(&of(Some("s"))), counts_by(&of(Some("t"))), "a pod changes hands");
+    let set = |owner: Option<&str>, replicas: i32| -> Arc<ReplicaSet> {
+        let owners = owner.map(|uid| {
+            json!([{ "apiVersion": "apps/v1", "kind": "Deployment", "name": uid, "uid": uid, "controller": true }])
+        });
+        let set = json!({ "metadata": { "name": "r", "ownerReferences": owners },
+            "spec": { "replicas": replicas, "selector": {} } });
+        Arc::new(serde_json::from_value(set).unwrap())
+    };
+    assert_ne!(wants(&set(None, 1)), wants(&set(Some("d"), 1)), "a set is adopted");
+    assert_ne!(wants(&set(None, 1)), wants(&set(None, 2)));
+    assert_eq!(wants(&set(Some("d"), 1)), wants(&set(Some("d"), 1)));
+}
+
+#[test]
 fn a_selector_is_shown_as_upstream_shows_it() {
     let selector = |selector: Value| serde_json::from_value::<LabelSelector>(selector).unwrap();
     assert_eq!(shown(None), "nil");
