@@ -5,10 +5,11 @@
 //! `spec.claimRef`, PVC annotation `volume.kubernetes.io/selected-node`. Deletes: pods that make room for others.
 //! Events: `Scheduled`, `FailedScheduling`, `Preempted` on pods. Serves pods whose `schedulerName` is `default-scheduler`.
 //!
-//! Decisions are made one after the other from caches, in microseconds; writes run beside each other. What was decided
-//! counts at once. A pod that fits nowhere is tried again when something changes that prevented it, and never
-//! by the clock. A pod whose volumes are being made keeps its node until they are bound or somebody takes the node
-//! back; then it rests, 1 s at first and 10 s at most, before it gets another.
+//! Decisions are made one after the other from caches, in microseconds, about the most important pod first (`undecided.rs`);
+//! writes run beside each other. What was decided counts at once (`state.rs`). A pod that fits nowhere is tried again when
+//! something changes that prevented it, and never by the clock. A pod whose volumes are being made keeps its node until they
+//! are bound, a more important pod gets the node, or somebody takes it back; in the last case it rests, 1 s at first and 10 s
+//! at most, before it gets another.
 //!
 //! If a pod fits nowhere, less important pods make room for it where the least is lost (`preempt.rs`): its status names the
 //! node first, so that a crash after it is no loss, then they are deleted with their grace period, and until they are gone
@@ -21,21 +22,21 @@ mod hints;
 mod neighbours;
 mod preempt;
 mod setbacks;
+mod state;
 #[cfg(test)]
 mod tests;
+mod undecided;
 mod unfit;
 mod volumes;
 mod world;
 
 use berth_core::names::events;
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use berth_kube::provisionable::largest_volume;
 use berth_kube::timeline::Step;
 use berth_kube::{Backoff, Cluster, Key, Loop, Next, Queue, Recorder, Result};
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Namespace, Pod};
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::ResourceExt as _;
 use parking_lot::{Mutex, MutexGuard};
@@ -43,12 +44,9 @@ use tokio::time::Instant;
 
 use crate::nodes::{deletion, disrupt};
 use berth_kube::storage;
-use bind::{BIND_TIMEOUT, Nomination, Reservation, Setback};
-use board::Board;
-use decide::decide;
+use bind::{BIND_TIMEOUT, Nomination, Reservation, SOURCE_TIMEOUT, Setback, Stage, Written};
 pub(crate) use decide::{is_wanted, tolerates};
-use hints::Waiting;
-use setbacks::Setbacks;
+use state::{Decision, State, TakenBack, is_ours};
 use unfit::{Plugin, Preemption};
 use world::Caches;
 
@@ -74,36 +72,6 @@ struct Scheduler {
     state: Mutex<State>,
 }
 
-#[derive(Default)]
-struct State {
-    board: Board,
-    reservations: HashMap<Key, Reservation>,
-    waiting: Waiting,
-    setbacks: Setbacks,
-}
-
-impl State {
-    /// Gives up what was planned for a pod; says whether anything was.
-    fn abandon(&mut self, pod: &Key) -> bool {
-        let reservation = self.reservations.remove(pod);
-        if let Some(reservation) = &reservation {
-            self.release(reservation);
-        }
-        self.board.forget(pod) || reservation.is_some()
-    }
-
-    /// Drops the promises of a reservation: they are written, or void.
-    fn release(&mut self, reservation: &Reservation) {
-        let volumes = &reservation.placement.volumes;
-        for (claim, volume) in &volumes.bind {
-            self.board.release(claim, Some(volume));
-        }
-        for claim in &volumes.provision {
-            self.board.release(claim, None);
-        }
-    }
-}
-
 impl Scheduler {
     fn new(cluster: &Cluster) -> Self {
         Self {
@@ -120,11 +88,7 @@ impl Scheduler {
 
     async fn reconcile(&self, key: &Key) -> Result<Next> {
         let Some(pod) = self.caches.pods.get(key).filter(|pod| is_ours(pod)) else {
-            {
-                let mut state = self.state();
-                state.waiting.remove(key);
-                state.setbacks.forget(key);
-            }
+            self.state().forget(key);
             self.abandon(key);
             return Ok(Next::Done);
         };
@@ -133,30 +97,65 @@ impl Scheduler {
         if let Some(rest) = rest {
             return Ok(Next::After(rest));
         }
-        let unfit = match self.reserve(key, &pod) {
-            Ok(reservation) => return self.carry_out(key, &pod, reservation).await,
-            Err(unfit) => unfit,
+        let unfit = match self.decide(key, &pod) {
+            Decision::Plan(reservation) => {
+                let done = self.carry_out(key, &pod, reservation).await;
+                self.state().end_of_work(key);
+                return done;
+            }
+            Decision::Unfit(unfit) => unfit,
+            Decision::Changed => return Ok(Next::Done),
         };
         let nomination = match &unfit.preemption {
             Preemption::Victims { node, .. } => Nomination::Set(node.clone()),
-            Preemption::NotEligible => Nomination::Keep,
-            Preemption::InVain => Nomination::Clear,
+            // Nothing is kept for it any more if a more important pod took the room.
+            Preemption::NotEligible if self.nomination(key).is_some() => Nomination::Keep,
+            Preemption::NotEligible | Preemption::InVain => Nomination::Clear,
         };
         bind::refuse(&self.cluster, &pod, "Unschedulable", &unfit.message, &nomination).await?;
         self.recorder.warning(pod.as_ref(), events::FAILED_SCHEDULING, unfit.message);
         if let Preemption::Victims { node, pods, withdrawn } = unfit.preemption {
-            self.make_room(&pod, &node, &pods, withdrawn).await?;
+            self.make_room(key, &pod, &node, &pods, withdrawn).await?;
         }
         Ok(Next::Done)
     }
 
+    /// What is decided about a pod, after it is decided about all that are more important.
+    fn decide(&self, key: &Key, pod: &Pod) -> Decision {
+        let is_another = self.state().reservations.get(key).is_some_and(|known| known.uid != pod.uid());
+        if is_another {
+            self.abandon(key);
+        }
+        if let Some(decision) = self.state().decided(key, pod) {
+            return decision;
+        }
+        self.state().undecided.insert(key, pod);
+        loop {
+            // Others may have the state between two decisions.
+            let helped = self.state().decide_next(&self.caches, key, Instant::now());
+            let Some(helped) = helped else { break };
+            self.try_again(helped);
+        }
+        self.state().decided(key, pod).unwrap_or(Decision::Changed)
+    }
+
     /// Has pods leave a node for one that is more important.
-    async fn make_room(&self, pod: &Pod, node: &str, victims: &[Key], withdrawn: Vec<Key>) -> Result<()> {
+    async fn make_room(
+        &self,
+        key: &Key,
+        pod: &Pod,
+        node: &str,
+        victims: &[Key],
+        withdrawn: Vec<Key>,
+    ) -> Result<()> {
+        // Meanwhile it may have got a node, or somebody who is more important the room.
+        if self.nomination(key).as_deref() != Some(node) {
+            return Ok(());
+        }
         for key in withdrawn {
             if let Some(other) = self.caches.pods.get(&key) {
                 bind::withdraw(&self.cluster, &other).await?;
             }
-            self.queue.add(key);
         }
         let leave = victims.iter().map(|victim| self.leave(pod, node, victim));
         futures_util::future::try_join_all(leave).await.map(drop)
@@ -170,11 +169,23 @@ impl Scheduler {
         }
         let uid = pod.metadata.uid.as_deref().unwrap_or_default();
         let message = format!("Preempted by pod {uid} on node {node}");
-        if storage::node_of_pod(&found).is_empty() {
-            self.abandon(victim);
-            self.queue.add(victim.clone());
-            let message = format!("{message} (in kube-scheduler memory).");
-            self.recorder.normal(found.as_ref(), events::PREEMPTED, message);
+        let at = storage::node_of_pod(&found);
+        if at.is_empty() {
+            let taken = self.state().take_back(victim, node);
+            match taken {
+                TakenBack::Plan => {
+                    let waiting = self.waiting(&hints::PLAN_GIVEN_UP);
+                    self.try_again(waiting);
+                    self.try_again(vec![victim.clone()]);
+                    let message = format!("{message} (in kube-scheduler memory).");
+                    self.recorder.normal(found.as_ref(), events::PREEMPTED, message);
+                    return Ok(());
+                }
+                TakenBack::Nothing => return Ok(()),
+                // It leaves as if it were there.
+                TakenBack::TooLate => {}
+            }
+        } else if at != node {
             return Ok(());
         }
         let why = format!("{COMPONENT}: preempting to accommodate a higher priority pod");
@@ -186,49 +197,6 @@ impl Scheduler {
         }
         self.recorder.normal(found.as_ref(), events::PREEMPTED, message);
         Ok(())
-    }
-
-    /// The reservation a pod has, or a new one.
-    fn reserve(&self, key: &Key, pod: &Pod) -> Result<Reservation, unfit::Unfit> {
-        let known = self.state().reservations.get(key).cloned();
-        match known {
-            Some(known) if known.uid == pod.uid() => return Ok(known),
-            Some(_) => self.abandon(key),
-            None => {}
-        }
-        let mut state = self.state();
-        state.waiting.remove(key);
-        match decide(&self.caches, &mut state.board, pod) {
-            Ok(placement) => {
-                state.board.assume(key, pod, &placement.node);
-                for (claim, volume) in &placement.volumes.bind {
-                    state.board.promise_volume(volume, claim);
-                }
-                for claim in &placement.volumes.provision {
-                    state.board.promise_node(claim, &placement.node);
-                }
-                let reservation =
-                    Reservation { uid: pod.uid(), placement, since: Instant::now(), written: false };
-                state.reservations.insert(key.clone(), reservation.clone());
-                Ok(reservation)
-            }
-            Err(unfit) => {
-                state.waiting.insert(key, &unfit.plugins, board::priority(pod));
-                match &unfit.preemption {
-                    Preemption::Victims { node, withdrawn, .. } => {
-                        state.board.nominate(key, pod, node);
-                        for other in withdrawn {
-                            state.board.withdraw(other);
-                        }
-                    }
-                    Preemption::InVain => {
-                        state.board.withdraw(key);
-                    }
-                    Preemption::NotEligible => {}
-                }
-                Err(unfit)
-            }
-        }
     }
 
     async fn carry_out(&self, key: &Key, pod: &Pod, reservation: Reservation) -> Result<Next> {
@@ -252,23 +220,31 @@ impl Scheduler {
     }
 
     async fn advance(&self, key: &Key, pod: &Pod, reservation: &Reservation) -> Result<Next, Setback> {
+        if reservation.stage == Stage::Bound {
+            return Ok(Next::Done);
+        }
         let node = &reservation.placement.node;
         let begun = std::time::Instant::now();
-        bind::write(&self.cluster, &self.caches, reservation).await?;
-        if !reservation.written {
+        let written = bind::write(&self.cluster, &self.caches, reservation).await?;
+        if reservation.written == Written::Nothing {
             trace_step("schedule", key, node, begun);
-            let mut state = self.state();
-            state.release(reservation);
-            if let Some(reservation) = state.reservations.get_mut(key) {
-                reservation.written = true;
-            }
+        }
+        // Whoever takes a plan back has the pod come again.
+        if !self.state().note_written(key, written) {
+            return Ok(Next::Done);
+        }
+        let waited = reservation.since.elapsed();
+        if written == Written::Sources {
+            return Ok(Next::After(SOURCE_TIMEOUT.saturating_sub(waited)));
         }
         if !bind::is_bound(&self.caches, reservation)? {
-            let waited = reservation.since.elapsed();
             if waited >= BIND_TIMEOUT {
                 return Err(Setback::Volumes("binding volumes: context deadline exceeded".to_owned()));
             }
             return Ok(Next::After(BIND_TIMEOUT.saturating_sub(waited)));
+        }
+        if !self.state().enter(key, Stage::Binding) {
+            return Ok(Next::Done);
         }
         let begun = std::time::Instant::now();
         match bind::bind(&self.cluster, pod, node).await {
@@ -278,11 +254,14 @@ impl Scheduler {
                 self.abandon(key);
                 return Ok(Next::Retry);
             }
-            Err(error) => return Err(error.into()),
+            Err(error) => {
+                self.state().enter(key, Stage::Volumes);
+                return Err(error.into());
+            }
         }
         {
             let mut state = self.state();
-            state.reservations.remove(key);
+            state.enter(key, Stage::Bound);
             state.setbacks.forget(key);
         }
         self.recorder.normal(pod, events::SCHEDULED, format!("Successfully assigned {key} to {node}"));
@@ -293,10 +272,32 @@ impl Scheduler {
     fn abandon(&self, pod: &Key) {
         let had_plans = self.state().abandon(pod);
         if had_plans {
-            for waiting in self.waiting(&hints::PLAN_GIVEN_UP) {
-                self.queue.add(waiting);
+            let waiting = self.waiting(&hints::PLAN_GIVEN_UP);
+            self.try_again(waiting);
+        }
+    }
+
+    /// Has pods decided about again.
+    fn try_again(&self, pods: Vec<Key>) {
+        for pod in self.undecided(pods) {
+            self.queue.add(pod);
+        }
+    }
+
+    /// Notes that pods are to be decided about, which are in the queue or come there now.
+    fn undecided(&self, pods: Vec<Key>) -> Vec<Key> {
+        let mut state = self.state();
+        for key in &pods {
+            if let Some(pod) = self.caches.pods.get(key).filter(|pod| is_ours(pod)) {
+                state.undecided.insert(key, &pod);
             }
         }
+        pods
+    }
+
+    /// Where room is kept for a pod.
+    fn nomination(&self, pod: &Key) -> Option<String> {
+        self.state().board.nomination(pod).map(str::to_owned)
     }
 
     /// The pods that wait because of one of these.
@@ -326,11 +327,12 @@ impl Scheduler {
     fn control(self: &Arc<Self>, cluster: &Cluster) -> Loop<Key> {
         let caches = &self.caches;
         let of = || self.clone();
-        let (of_pod, of_node, of_claim, of_volume) = (of(), of(), of(), of());
+        let (of_pod, of_node, of_namespace, of_claim, of_volume) = (of(), of(), of(), of(), of());
         let (of_class, of_driver, of_csi_node, of_capacity, of_attachment) = (of(), of(), of(), of(), of());
         Loop::new(cluster, &self.queue)
+            .reads(&caches.budgets)
             .subscribe(&caches.pods, move |before, after| {
-                of_pod.pod_changed(before.map(AsRef::as_ref), after.map(AsRef::as_ref))
+                of_pod.undecided(of_pod.pod_changed(before.map(AsRef::as_ref), after.map(AsRef::as_ref)))
             })
             .subscribe(&caches.nodes, move |before, after| {
                 let hints = hints::of_node(before.map(AsRef::as_ref), after.map(AsRef::as_ref));
@@ -338,75 +340,51 @@ impl Scheduler {
                 if let (Some(gone), None) = (before, after) {
                     pods.extend(of_node.reserved(&gone.name_any()));
                 }
-                pods
+                of_node.undecided(pods)
             })
-            .also(&caches.claims, move |claim| of_claim.users(&Key::of(claim.as_ref())))
+            .subscribe(&caches.namespaces, move |before, after| {
+                let labels = |namespace: Option<&Arc<Namespace>>| {
+                    namespace.and_then(|namespace| namespace.metadata.labels.clone())
+                };
+                let changed = labels(before) != labels(after);
+                of_namespace.hint(if changed { &[Plugin::InterPodAffinity] } else { &[] })
+            })
+            .also(&caches.claims, move |claim| of_claim.undecided(of_claim.users(&Key::of(claim.as_ref()))))
             .also(&caches.volumes, move |volume| match storage::claim_of_volume(volume) {
-                Some(claim) => of_volume.users(&claim),
-                None => of_volume.waiting(&[Plugin::VolumeBinding]),
+                Some(claim) => of_volume.undecided(of_volume.users(&claim)),
+                None => of_volume.hint(&[Plugin::VolumeBinding]),
             })
             .subscribe(&caches.classes, move |before, after| {
                 let topologies =
                     |class: Option<&Arc<StorageClass>>| class.map(|class| class.allowed_topologies.clone());
                 let changed = after.is_some() && topologies(before) != topologies(after);
-                let hints: &[Plugin] =
-                    if changed { &[Plugin::VolumeBinding, Plugin::VolumeZone] } else { &[] };
-                of_class.waiting(hints)
+                of_class.hint(if changed { &[Plugin::VolumeBinding, Plugin::VolumeZone] } else { &[] })
             })
-            .also(&caches.drivers, move |_| of_driver.waiting(&[Plugin::VolumeBinding, Plugin::VolumeLimits]))
+            .also(&caches.drivers, move |_| of_driver.hint(&[Plugin::VolumeBinding, Plugin::VolumeLimits]))
             .subscribe(&caches.csi_nodes, move |before, after| {
                 let changed = before.map(|node| &node.spec) != after.map(|node| &node.spec);
-                of_csi_node.waiting(if changed { &[Plugin::VolumeLimits] } else { &[] })
+                of_csi_node.hint(if changed { &[Plugin::VolumeLimits] } else { &[] })
             })
             .subscribe(&caches.capacities, move |before, after| {
-                let grown = after.and_then(|after| largest_volume(after))
-                    > before.and_then(|before| largest_volume(before));
-                of_capacity.waiting(if grown { &[Plugin::VolumeBinding] } else { &[] })
+                let grown = hints::has_grown(before.map(AsRef::as_ref), after.map(AsRef::as_ref));
+                of_capacity.hint(if grown { &[Plugin::VolumeBinding] } else { &[] })
             })
             .subscribe(&caches.attachments, move |_, after| {
-                of_attachment.waiting(if after.is_none() { &[Plugin::VolumeLimits] } else { &[] })
+                of_attachment.hint(if after.is_none() { &[Plugin::VolumeLimits] } else { &[] })
             })
+    }
+
+    /// The pods that wait because of one of these, to be decided about again.
+    fn hint(&self, plugins: &[Plugin]) -> Vec<Key> {
+        self.undecided(self.waiting(plugins))
     }
 
     fn pod_changed(&self, before: Option<&Pod>, after: Option<&Pod>) -> Vec<Key> {
         let Some(pod) = after.or(before) else { return Vec::new() };
-        let key = Key::of(pod);
-        let named = |pod: Option<&Pod>| pod.and_then(board::nominated_node).map(str::to_owned);
-        let left = {
-            let mut state = self.state();
-            // Somebody took the name of the node away, or we did.
-            let withdrawn = named(before).is_some() && named(after).is_none() && state.board.withdraw(&key);
-            state.board.observe(&key, after) || withdrawn
-        };
-        let mut pods = if left { self.waiting(&hints::POD_LEFT) } else { Vec::new() };
-        let beside = |pod: Option<&Pod>| {
-            let pod = pod.filter(|pod| !storage::node_of_pod(pod).is_empty())?;
-            Some((pod.metadata.labels.clone(), storage::node_of_pod(pod).to_owned()))
-        };
-        if after.is_some() && beside(before) != beside(after) {
-            pods.extend(self.waiting(&hints::POD_CAME));
-        }
-        // A pod without a node is tried when its own specification changes, not when we say in its status why it waits.
-        let wishes =
-            |pod: Option<&Pod>| pod.map(|pod| (pod.spec.clone(), pod.metadata.labels.clone(), is_ours(pod)));
-        let pending = |pod: Option<&Pod>| pod.is_some_and(|pod| storage::node_of_pod(pod).is_empty());
-        if (pending(before) || pending(after)) && wishes(before) != wishes(after) {
-            pods.push(key);
-        }
-        pods
+        self.state().pod_changed(&Key::of(pod), before, after)
     }
 }
 
 fn trace_step(call: &str, pod: &Key, node: &str, begun: std::time::Instant) {
     Step { component: "scheduler", call, pod: &pod.to_string(), node, ..Step::default() }.ended(begun, None);
-}
-
-/// Whether a pod waits for a node, and waits for us.
-fn is_ours(pod: &Pod) -> bool {
-    let Some(spec) = &pod.spec else { return false };
-    storage::node_of_pod(pod).is_empty()
-        && !storage::is_over(pod)
-        && pod.metadata.deletion_timestamp.is_none()
-        && spec.scheduler_name.as_deref().unwrap_or(COMPONENT) == COMPONENT
-        && spec.scheduling_gates.as_ref().is_none_or(Vec::is_empty)
 }

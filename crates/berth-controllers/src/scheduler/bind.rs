@@ -22,6 +22,9 @@ use berth_kube::storage;
 
 /// How long volumes may take to be bound before another node is tried.
 pub(super) const BIND_TIMEOUT: Duration = Duration::from_secs(10 * 60);
+/// How long claims with a data source may take to be bound before the pod's other claims are no longer held back. It is not for
+/// ever, because the source may be a snapshot of one of those.
+pub(super) const SOURCE_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 
 /// A placement under way.
 #[derive(Debug, Clone)]
@@ -29,8 +32,28 @@ pub(super) struct Reservation {
     pub(super) uid: Option<String>,
     pub(super) placement: Placement,
     pub(super) since: Instant,
-    /// The wishes are written; should one be gone from now on, somebody took it back.
-    pub(super) written: bool,
+    pub(super) written: Written,
+    pub(super) stage: Stage,
+}
+
+/// Which wishes of a placement are written; should one of them be gone, somebody took it back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Written {
+    Nothing,
+    /// Those of the claims whose source may be on another node than the one that was chosen.
+    Sources,
+    Everything,
+}
+
+/// How far a placement is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// Volumes are made and bound. Until that is done, the node may be given to a pod that is more important.
+    Volumes,
+    /// The pod is being bound.
+    Binding,
+    /// The pod is bound, and was not yet seen on its node.
+    Bound,
 }
 
 /// Why a placement is given up, or what must be tried again.
@@ -48,38 +71,83 @@ fn volumes(why: impl Into<String>) -> Setback {
     Setback::Volumes(why.into())
 }
 
-/// Writes what the placement asks of volumes and claims.
-pub(super) async fn write(cluster: &Cluster, caches: &Caches, of: &Reservation) -> Result<(), Setback> {
-    for (key, name) in &of.placement.volumes.bind {
+/// Writes what the placement asks of volumes and claims; says what is written now.
+///
+/// A claim with a data source comes first. Where each node has a provisioner of its own, the one of the chosen node gives the claim
+/// to the node that has the source, and the pod has to follow. It could not if another claim of it had a volume on the first node.
+pub(super) async fn write(cluster: &Cluster, caches: &Caches, of: &Reservation) -> Result<Written, Setback> {
+    let volumes = &of.placement.volumes;
+    let (sources, others) = sources_first(caches, &volumes.provision)?;
+    for key in &sources {
+        select(cluster, caches, of, key, of.written != Written::Nothing).await?;
+    }
+    let held_back = !volumes.bind.is_empty() || !others.is_empty();
+    let waits = of.written != Written::Everything && of.since.elapsed() < SOURCE_TIMEOUT;
+    if held_back && waits && !are_bound(caches, of, sources.iter().copied())? {
+        return Ok(Written::Sources);
+    }
+    let written = of.written == Written::Everything;
+    for (key, name) in &volumes.bind {
         let claim = claim(caches, key)?;
         if storage::is_bound(&claim) {
             continue;
         }
         let volume = caches.volumes.named(name).ok_or_else(|| {
-            volumes(format!("failed to check binding: persistentvolume {name:?} not found"))
+            self::volumes(format!("failed to check binding: persistentvolume {name:?} not found"))
         })?;
-        reserve(cluster, &volume, &claim, of.written).await?;
+        reserve(cluster, &volume, &claim, written).await?;
     }
-    for key in &of.placement.volumes.provision {
+    for key in others {
+        select(cluster, caches, of, key, written).await?;
+    }
+    Ok(Written::Everything)
+}
+
+/// The claims that are made from something that is there already, and the others. A clone of another claim of the pod can be no
+/// reason to wait with that claim.
+fn sources_first<'a>(caches: &Caches, claims: &'a [Key]) -> Result<(Vec<&'a Key>, Vec<&'a Key>), Setback> {
+    let (mut sources, mut others) = (Vec::new(), Vec::new());
+    for key in claims {
         let claim = claim(caches, key)?;
-        match claim.annotations().get(SELECTED_NODE) {
-            Some(node) if *node == of.placement.node => {}
-            _ if storage::is_bound(&claim) => {}
-            Some(_) => {
-                return Err(volumes(format!("binding volumes: provisioning failed for PVC {:?}", key.name)));
-            }
-            None if of.written => {
-                let why = format!("binding volumes: selectedNode annotation reset for PVC {:?}", key.name);
-                return Err(volumes(why));
-            }
-            None => {
-                let node = of.placement.node.clone();
-                cluster
-                    .update(claim.as_ref(), |claim| {
-                        claim.annotations_mut().insert(SELECTED_NODE.to_owned(), node);
-                    })
-                    .await?;
-            }
+        let spec = claim.spec.as_ref();
+        let reference = spec.and_then(|spec| spec.data_source_ref.as_ref());
+        let reference = reference.map(|from| (from.kind.as_str(), from.name.as_str()));
+        let source = spec.and_then(|spec| spec.data_source.as_ref());
+        let source = reference.or_else(|| source.map(|from| (from.kind.as_str(), from.name.as_str())));
+        let is_there = source.is_some_and(|(kind, name)| {
+            kind != "PersistentVolumeClaim" || !claims.iter().any(|claim| claim.name == name)
+        });
+        if is_there { sources.push(key) } else { others.push(key) }
+    }
+    Ok((sources, others))
+}
+
+/// Asks that a claim's volume be made for the node of the placement; `written` says whether that was asked before.
+async fn select(
+    cluster: &Cluster,
+    caches: &Caches,
+    of: &Reservation,
+    key: &Key,
+    written: bool,
+) -> Result<(), Setback> {
+    let claim = claim(caches, key)?;
+    match claim.annotations().get(SELECTED_NODE) {
+        Some(node) if *node == of.placement.node => {}
+        _ if storage::is_bound(&claim) => {}
+        Some(_) => {
+            return Err(volumes(format!("binding volumes: provisioning failed for PVC {:?}", key.name)));
+        }
+        None if written => {
+            let why = format!("binding volumes: selectedNode annotation reset for PVC {:?}", key.name);
+            return Err(volumes(why));
+        }
+        None => {
+            let node = of.placement.node.clone();
+            cluster
+                .update(claim.as_ref(), |claim| {
+                    claim.annotations_mut().insert(SELECTED_NODE.to_owned(), node);
+                })
+                .await?;
         }
     }
     Ok(())
@@ -119,12 +187,20 @@ async fn reserve(
 
 /// Whether all claims of the placement are bound, to volumes that the node can use.
 pub(super) fn is_bound(caches: &Caches, of: &Reservation) -> Result<bool, Setback> {
+    let bind = of.placement.volumes.bind.iter().map(|(key, _)| key);
+    are_bound(caches, of, bind.chain(&of.placement.volumes.provision))
+}
+
+fn are_bound<'a>(
+    caches: &Caches,
+    of: &Reservation,
+    claims: impl Iterator<Item = &'a Key>,
+) -> Result<bool, Setback> {
     let node = caches
         .nodes
         .named(&of.placement.node)
         .ok_or_else(|| volumes(format!("binding volumes: node {:?} not found", of.placement.node)))?;
-    let bind = of.placement.volumes.bind.iter().map(|(key, _)| key);
-    for key in bind.chain(&of.placement.volumes.provision) {
+    for key in claims {
         let claim = claim(caches, key)?;
         let name = storage::volume_name(&claim);
         if name.is_empty() {

@@ -18,7 +18,7 @@ pub(super) struct Load {
 }
 
 /// What a pod takes of its node.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 struct Placed {
     node: String,
     request: Amounts,
@@ -40,6 +40,11 @@ impl Placed {
             is_apart: wants_distance(pod),
             assumed,
         }
+    }
+
+    /// Whether it takes the same of the same node, be it assumed or seen.
+    fn takes_the_same_as(&self, other: &Self) -> bool {
+        Self { assumed: other.assumed, ..self.clone() } == *other
     }
 }
 
@@ -124,31 +129,37 @@ pub(super) struct Board {
 }
 
 impl Board {
-    /// Takes in a pod as it is now; says whether a node carries less, or is to carry less.
-    pub(super) fn observe(&mut self, key: &Key, pod: Option<&Pod>) -> bool {
-        let Some(pod) = pod.filter(|pod| !storage::is_over(pod)) else {
+    /// Takes in the change of a pod; says whether a node carries less, or is to carry less.
+    pub(super) fn observe(&mut self, key: &Key, before: Option<&Pod>, after: Option<&Pod>) -> bool {
+        let Some(pod) = after.filter(|pod| !storage::is_over(pod)) else {
             let was_nominated = self.withdraw(key);
             return self.remove(key).is_some() || was_nominated;
         };
         let node = storage::node_of_pod(pod);
         if node.is_empty() {
-            if let Some(node) = nominated_node(pod) {
-                self.nominate(key, pod, node);
+            if pod.metadata.deletion_timestamp.is_some() {
+                return self.withdraw(key);
             }
-            return false;
+            // What the status says counts when it changes. Until it is written, what was decided counts.
+            return match (before.and_then(nominated_node), nominated_node(pod)) {
+                (before, after) if before == after => false,
+                (_, Some(node)) => self.nominate(key, pod, node),
+                (_, None) => self.withdraw(key),
+            };
         }
+        let placed = Placed::new(pod, node, false);
         match self.placed.get_mut(key) {
-            Some(placed) if placed.node == node => {
-                placed.assumed = false;
+            Some(known) if known.takes_the_same_as(&placed) => {
+                known.assumed = false;
                 false
             }
-            _ => self.place(key, pod, node, false),
+            _ => self.place(key, placed),
         }
     }
 
-    /// Counts a pod on a node from now on.
-    pub(super) fn assume(&mut self, key: &Key, pod: &Pod, node: &str) {
-        self.place(key, pod, node, true);
+    /// Counts a pod on a node from now on; says whether another node carries less, or is to carry less.
+    pub(super) fn assume(&mut self, key: &Key, pod: &Pod, node: &str) -> bool {
+        self.place(key, Placed::new(pod, node, true))
     }
 
     /// Takes an assumed pod off its node again; says whether it was on one.
@@ -156,12 +167,14 @@ impl Board {
         self.placed.get(key).is_some_and(|placed| placed.assumed) && self.remove(key).is_some()
     }
 
-    /// Keeps room on a node for a pod, against pods that are less important.
-    pub(super) fn nominate(&mut self, key: &Key, pod: &Pod, node: &str) {
-        if !self.placed.contains_key(key) {
-            let nominated = Nominated { priority: priority(pod), placed: Placed::new(pod, node, true) };
-            self.nominated.insert(key.clone(), nominated);
+    /// Keeps room on a node for a pod, against pods that are less important; says whether room was kept on another node.
+    pub(super) fn nominate(&mut self, key: &Key, pod: &Pod, node: &str) -> bool {
+        if self.placed.contains_key(key) {
+            return false;
         }
+        let nominated = Nominated { priority: priority(pod), placed: Placed::new(pod, node, true) };
+        let before = self.nominated.insert(key.clone(), nominated);
+        before.is_some_and(|before| before.placed.node != node)
     }
 
     /// Keeps no room for a pod any more; says whether any was kept.
@@ -269,12 +282,13 @@ impl Board {
         }
     }
 
-    /// Says whether the pod was on another node before.
-    fn place(&mut self, key: &Key, pod: &Pod, node: &str, assumed: bool) -> bool {
+    /// Says whether the pod was somewhere before, or room was kept for it on another node.
+    fn place(&mut self, key: &Key, placed: Placed) -> bool {
         let moved = self.remove(key).is_some();
-        self.nominated.remove(key);
-        self.add(key, Placed::new(pod, node, assumed));
-        moved
+        let nominated = self.nominated.remove(key);
+        let had_room = nominated.is_some_and(|nominated| nominated.placed.node != placed.node);
+        self.add(key, placed);
+        moved || had_room
     }
 
     fn add(&mut self, key: &Key, placed: Placed) {

@@ -3,7 +3,10 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 use berth_kube::Key;
+use berth_kube::provisionable::largest_volume;
+use berth_kube::storage::units;
 use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::storage::v1::CSIStorageCapacity;
 
 use super::unfit::Plugin;
 
@@ -11,35 +14,33 @@ use super::unfit::Plugin;
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
     by_plugin: HashMap<Plugin, HashSet<Key>>,
-    by_pod: HashMap<Key, (BTreeSet<Plugin>, i32)>,
+    by_pod: HashMap<Key, BTreeSet<Plugin>>,
 }
 
 impl Waiting {
-    /// Remembers why a pod of a priority waits.
-    pub(super) fn insert(&mut self, pod: &Key, plugins: &BTreeSet<Plugin>, priority: i32) {
+    /// Remembers why a pod waits.
+    pub(super) fn insert(&mut self, pod: &Key, plugins: &BTreeSet<Plugin>) {
         self.remove(pod);
         for plugin in plugins {
             self.by_plugin.entry(*plugin).or_default().insert(pod.clone());
         }
-        self.by_pod.insert(pod.clone(), (plugins.clone(), priority));
+        self.by_pod.insert(pod.clone(), plugins.clone());
     }
 
     /// Forgets the hints of a pod that is gone or scheduled.
     pub(super) fn remove(&mut self, pod: &Key) {
-        for plugin in self.by_pod.remove(pod).into_iter().flat_map(|(plugins, _)| plugins) {
+        for plugin in self.by_pod.remove(pod).into_iter().flatten() {
             if let Some(pods) = self.by_plugin.get_mut(&plugin) {
                 pods.remove(pod);
             }
         }
     }
 
-    /// The pods that wait because of one of these, the most important ones first.
+    /// The pods that wait because of one of these, in no particular order.
     pub(super) fn because(&self, plugins: &[Plugin]) -> Vec<Key> {
         let pods: HashSet<&Key> =
             plugins.iter().filter_map(|plugin| self.by_plugin.get(plugin)).flatten().collect();
-        let mut pods: Vec<Key> = pods.into_iter().cloned().collect();
-        pods.sort_by_key(|pod| std::cmp::Reverse(self.by_pod.get(pod).map(|(_, priority)| *priority)));
-        pods
+        pods.into_iter().cloned().collect()
     }
 }
 
@@ -53,7 +54,7 @@ pub(super) const POD_LEFT: [Plugin; 6] = [
     Plugin::InterPodAffinity,
 ];
 
-/// What a pod that got a node, or other labels, may help against.
+/// What a pod that got a node, or other labels, or that is being deleted now, may help against.
 pub(super) const POD_CAME: [Plugin; 2] = [Plugin::PodTopologySpread, Plugin::InterPodAffinity];
 
 /// What a plan that is given up may help against: it held room, and volumes were promised.
@@ -73,7 +74,8 @@ pub(super) fn of_node(before: Option<&Node>, after: Option<&Node>) -> Vec<Plugin
         InterPodAffinity, NodeAffinity, NodePorts, NodeUnschedulable, Nodes, PodTopologySpread, Resources,
         TaintToleration, VolumeBinding, VolumeLimits, VolumeRestrictions, VolumeZone,
     };
-    let Some(after) = after else { return Vec::new() };
+    // Its pods count no more, and it is no domain any more in which pods are missing.
+    let Some(after) = after else { return vec![PodTopologySpread, InterPodAffinity] };
     let Some(before) = before else {
         return vec![
             Nodes,
@@ -103,4 +105,11 @@ pub(super) fn of_node(before: Option<&Node>, after: Option<&Node>) -> Vec<Plugin
         helps.push(Resources);
     }
     helps
+}
+
+/// Whether there is more room in a capacity than before, in all or for one volume.
+pub(super) fn has_grown(before: Option<&CSIStorageCapacity>, after: Option<&CSIStorageCapacity>) -> bool {
+    let room = |capacity: &CSIStorageCapacity| capacity.capacity.as_ref().map(units);
+    after.and_then(largest_volume) > before.and_then(largest_volume)
+        || after.and_then(room) > before.and_then(room)
 }

@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::ResourceExt as _;
 
-use super::board::{self, Board, Lifted, priority};
+use super::board::{Board, Lifted, priority};
 use super::decide::suits;
 use super::unfit::{NO_VICTIMS, Plugin, Preemption, Why};
 use super::world::World;
@@ -21,7 +21,7 @@ pub(super) const REASON: &str = "PreemptionByScheduler";
 
 /// Where others make room for a pod.
 pub(super) fn nominated_node(board: &Board, pod: &Pod) -> Option<String> {
-    board.nomination(&Key::of(pod)).or_else(|| board::nominated_node(pod)).map(str::to_owned)
+    board.nomination(&Key::of(pod)).map(str::to_owned)
 }
 
 /// Whether a pod may preempt others; `on_nominated` is why it does not fit where others make room for it.

@@ -4,6 +4,7 @@
 mod neighbours;
 mod plain;
 mod preempt;
+mod state;
 
 use berth_kube::Key;
 use k8s_openapi::api::core::v1::Pod;
@@ -23,7 +24,7 @@ fn outcome(pod: Value, objects: Vec<Value>) -> Result<super::decide::Placement, 
     let world = world(objects.into_iter().chain([pod]).collect());
     let mut board = Board::default();
     for pod in &world.pods {
-        board.observe(&Key::of(pod.as_ref()), Some(pod));
+        board.observe(&Key::of(pod.as_ref()), None, Some(pod));
     }
     decide(&world, &mut board, world.pods.last().unwrap()).map_err(|unfit| unfit.message)
 }

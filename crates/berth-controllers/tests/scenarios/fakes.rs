@@ -12,7 +12,8 @@ use serde_json::{Value, json};
 pub(crate) const DRIVER: &str = "fake.csi.example.com";
 const FINALIZER: &str = "external-attacher/fake-csi-example-com";
 
-/// Makes a volume for each claim of a class `*-made` that was given to a node.
+/// Makes a volume for each claim of a class `*-made` that was given to a node. The name of what a claim is cloned from is that of
+/// the node that has it: as provisioners of single nodes do, it gives the claim to that node.
 pub(crate) async fn provisioner(cluster: Cluster) {
     let queue = berth_kube::Queue::new("fake-provisioner", berth_kube::Backoff::default());
     let claims = cluster.cache::<PersistentVolumeClaim>();
@@ -41,6 +42,15 @@ async fn provision(cluster: &Cluster, claim: &PersistentVolumeClaim) -> berth_ku
     let (Some(node), None, true, true) = (node, &spec.volume_name, class.ends_with("-made"), asked) else {
         return Ok(());
     };
+    if let Some(source) = spec.data_source.as_ref().filter(|source| source.name != *node) {
+        let there = source.name.clone();
+        let handed = cluster
+            .update(claim, |claim| {
+                claim.annotations_mut().insert("volume.kubernetes.io/selected-node".to_owned(), there);
+            })
+            .await;
+        return handed.map(drop);
+    }
     let volume: PersistentVolume = serde_json::from_value(json!({
         "metadata": {
             "name": format!("pvc-{}", claim.uid().unwrap()),

@@ -7,6 +7,7 @@
 
 mod attaching;
 mod blind;
+mod budgets;
 mod counting;
 mod crash;
 mod fakes;
@@ -15,6 +16,7 @@ mod protection;
 mod reclaim;
 mod rollouts;
 mod room;
+mod scheduling;
 mod stateful;
 mod unseen_class;
 mod volumes;

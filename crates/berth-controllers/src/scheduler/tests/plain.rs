@@ -156,7 +156,10 @@ pub(super) fn waiting(name: &str) -> Value {
 pub(super) fn with(mut object: Value, path: &str, value: Value) -> Value {
     let mut at = &mut object;
     for part in path.split('/') {
-        at = &mut at[part];
+        at = match part.parse::<usize>() {
+            Ok(number) => &mut at[number],
+            Err(_) => &mut at[part],
+        };
     }
     *at = value;
     object

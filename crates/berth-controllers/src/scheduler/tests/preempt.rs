@@ -39,7 +39,7 @@ fn decided(objects: Vec<Value>) -> Result<String, Unfit> {
     let world = world(objects.into_iter().map(kinded).collect());
     let mut board = Board::default();
     for pod in &world.pods {
-        board.observe(&Key::of(pod.as_ref()), Some(pod));
+        board.observe(&Key::of(pod.as_ref()), None, Some(pod));
     }
     let before = format!("{:?}", sorted(&board));
     let decided = decide(&world, &mut board, world.pods.last().unwrap());
