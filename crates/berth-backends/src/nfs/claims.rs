@@ -3,12 +3,14 @@
 //!
 //! Kubernetes does not keep a volume that is not attached from being used on two nodes at once, ReadWriteOnce or not. So
 //! a node says first that it is going to use an image, and then reads who else does: of two that come at the same time
-//! at least one sees the other. What a node has said stays until it has really let go. A node that is gone for good
-//! has to be unsaid by a person, who alone can know that it is.
+//! at least one sees the other. What a node has said stays until it has really let go, also when it is refused the image
+//! later: its kernel may still write what an earlier pod had. A node that is gone for good has to be unsaid by a person, who
+//! alone can know that it is.
 //!
 //! Who copies an image ([`Copying`]) says so beside it as well, and nodes do not begin to write it meanwhile: the copy would
 //! have to be thrown away, and could not be made as long as the pod runs. That somebody who died may be copying is
-//! forgotten after a while, so a copy that takes longer is still to be checked when it is done.
+//! forgotten after a while, so a copy that takes longer is still to be checked when it is done. So is one of an image beside
+//! which nothing can be written, because the share is full for instance: it is made all the same.
 
 use std::{future::Future, time::Duration};
 
@@ -46,13 +48,41 @@ impl Claim {
         format!("{PREFIX}{}", key_of(&format!("{}\0{}", self.node, self.place)))
     }
 
-    /// Says that the image in `dir` is used, unless somebody else's use forbids it.
+    /// Says that the image in `dir` is used, unless somebody else's use forbids it: then what the node has said before is there
+    /// unchanged. Where it has said more than it says now, that stays until [`Claim::note_mounted`].
     pub(super) async fn take(&self, share: &Share, dir: &Handle) -> Result<()> {
-        match record::write_in(share, dir, &self.key(), self).await {
+        let before: Option<Self> = record::read_in(share, dir, &self.key()).await?;
+        let read_only = self.read_only && before.as_ref().is_none_or(|before| before.read_only);
+        match record::write_in(share, dir, &self.key(), &Self { read_only, ..self.clone() }).await {
             // Through a share that cannot be written nobody writes.
             Err(Error::Precondition(_)) if self.read_only => return Ok(()),
             written => written?,
         }
+        let checked = self.check_others(share, dir).await;
+        if checked.is_err() {
+            let restored = match before {
+                Some(before) => record::write_in(share, dir, &self.key(), &before).await,
+                None => self.give_back(share, dir).await,
+            };
+            // It then says more than it has to, until the image is released.
+            if let Err(error) = restored {
+                tracing::warn!(%error, "the claim on an image that was refused stays for now");
+            }
+        }
+        checked
+    }
+
+    /// Says that the image is only read, once it is mounted so: the kernel has let go of it for writing then.
+    pub(super) async fn note_mounted(&self, share: &Share, dir: &Handle) -> Result<()> {
+        let said: Option<Self> = record::read_in(share, dir, &self.key()).await?;
+        if self.read_only && said.is_some_and(|said| !said.read_only) {
+            record::write_in(share, dir, &self.key(), self).await?;
+        }
+        Ok(())
+    }
+
+    /// Refuses the image if somebody else's use forbids this one.
+    async fn check_others(&self, share: &Share, dir: &Handle) -> Result<()> {
         let others = claims(share, dir, &self.key()).await?;
         let in_the_way = others.into_iter().find(|other| !self.read_only || !other.1.read_only);
         let refusal = if let Some((key, other)) = in_the_way {
@@ -68,7 +98,6 @@ impl Claim {
         } else {
             return Ok(());
         };
-        self.give_back(share, dir).await?;
         Err(Error::Precondition(refusal))
     }
 
@@ -92,6 +121,55 @@ struct Copying {
     doing: String,
 }
 
+/// The file that holds [`Copying`]. It is also removed when this is dropped, since a copy that nobody wants any more is stopped
+/// before its end.
+struct CopyNote {
+    share: Share,
+    dir: Handle,
+    key: String,
+    is_removed: bool,
+}
+
+impl CopyNote {
+    /// Writes it. Where the server lets nobody write it, nodes may begin to write the image, and the copy is found to be torn.
+    async fn write(share: &Share, dir: &Handle, whose: &str, doing: &str) -> Result<Self> {
+        let key = format!("{COPY_PREFIX}{whose}");
+        // Before the request, which the server may do after somebody has stopped to wait for it.
+        let note = Self { share: share.clone(), dir: dir.clone(), key, is_removed: false };
+        match record::write_in(share, dir, &note.key, &Copying { doing: doing.to_owned() }).await {
+            Err(error @ (Error::Precondition(_) | Error::Exhausted(_) | Error::Denied(_))) => {
+                tracing::info!(%error, "nodes do not know that an image is being copied");
+                Ok(note)
+            }
+            written => written.map(|()| note),
+        }
+    }
+
+    async fn remove(mut self) {
+        remove_copy_note(&self.share, &self.dir, &self.key).await;
+        self.is_removed = true;
+    }
+}
+
+impl Drop for CopyNote {
+    fn drop(&mut self) {
+        if self.is_removed {
+            return;
+        }
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            let (share, dir, key) = (self.share.clone(), self.dir.clone(), std::mem::take(&mut self.key));
+            runtime.spawn(async move { remove_copy_note(&share, &dir, &key).await });
+        }
+    }
+}
+
+async fn remove_copy_note(share: &Share, dir: &Handle, key: &str) {
+    // One that stays is forgotten.
+    if let Err(error) = record::remove_in(share, dir, key).await {
+        tracing::debug!(%error, "a note that an image is being copied stays");
+    }
+}
+
 /// Lets somebody copy the image in `dir` while no node begins to write it; `whose` is the key of what the copy is for.
 pub(super) async fn while_copying<T>(
     share: &Share,
@@ -100,12 +178,7 @@ pub(super) async fn while_copying<T>(
     doing: &str,
     copy: impl Future<Output = Result<T>>,
 ) -> Result<T> {
-    let key = format!("{COPY_PREFIX}{whose}");
-    match record::write_in(share, dir, &key, &Copying { doing: doing.to_owned() }).await {
-        // Nobody writes through a share that cannot be written, and whoever has it otherwise does not know of the copy.
-        Err(Error::Precondition(_)) => return copy.await,
-        written => written?,
-    }
+    let note = CopyNote::write(share, dir, whose, doing).await?;
     let copied = async {
         let leaving = tokio::time::Instant::now() + LEAVING;
         loop {
@@ -119,10 +192,7 @@ pub(super) async fn while_copying<T>(
         copy.await
     };
     let copied = copied.await;
-    // One that stays is forgotten.
-    if let Err(error) = record::remove_in(share, dir, &key).await {
-        tracing::debug!(%error, "a note that an image is being copied stays");
-    }
+    note.remove().await;
     copied
 }
 
@@ -173,3 +243,6 @@ async fn claims(share: &Share, dir: &Handle, but: &str) -> Result<Vec<(String, C
     }
     Ok(claims)
 }
+
+#[cfg(test)]
+mod tests;

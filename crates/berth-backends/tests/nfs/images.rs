@@ -6,9 +6,13 @@ use std::{
     mem::MaybeUninit,
     os::{fd::OwnedFd, unix::fs::MetadataExt as _},
     path::Path,
+    time::Duration,
 };
 
-use berth_backends::{ContentSource, Error, Parameters, Severity};
+use berth_backends::{
+    ContentSource, Error, Parameters, Severity,
+    nfs::{Config, Nfs},
+};
 use berth_core::{AccessMode, CapacityRange};
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 
@@ -226,6 +230,43 @@ async fn nodes_are_told_while_an_image_is_copied() {
         assert_eq!(notes.len(), 1, "{of_clone:?}, {of_snapshot:?}");
         assert!(!dir.join(notes.first().unwrap()).exists(), "{notes:?} stays");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nodes_are_not_told_any_more_of_a_snapshot_that_was_deleted() {
+    let mut server = Server::start("4.2", &[]);
+    let config = Config { snapshot_patience: Duration::from_millis(200), ..server.config() };
+    let backend = Nfs::start(config).await.unwrap();
+    let source = backend.create_volume(new_image(&server, "source", &[])).await.unwrap();
+    let dir = server.export().join("source");
+    let mut snapshot =
+        backend.create_snapshot("snap".parse().unwrap(), &source.id, &Parameters::new()).await.unwrap();
+    while !snapshot.ready {
+        snapshot = backend.snapshot(&snapshot.id).await.unwrap().unwrap();
+    }
+    // The copy is made again, and waits for the node to leave the image.
+    fs::remove_file(server.export().join("snap/source.tar.gz")).unwrap();
+    forget(&mut server);
+    let claim = r#"{"node":"node-9","place":"/x","read_only":false,"since":0}"#;
+    fs::write(dir.join(".used-by-other.json"), claim).unwrap();
+    assert!(!backend.snapshot(&snapshot.id).await.unwrap().unwrap().ready);
+    until_notes(1, &dir).await;
+    backend.delete_snapshot(&snapshot.id).await.unwrap();
+    until_notes(0, &dir).await;
+}
+
+/// Waits until there are so many notes that the image in a directory is being copied.
+async fn until_notes(wanted: usize, dir: &Path) {
+    let notes = || {
+        let names = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name());
+        names.filter(|name| name.to_string_lossy().starts_with(".copied-by-")).count()
+    };
+    let there = async {
+        while notes() != wanted {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), there).await.unwrap();
 }
 
 /// The names that appear in a directory, however short they stay.

@@ -288,7 +288,8 @@ impl Images {
         .await?;
         let (share, dir) = self.reach(target, &note.dir).await?;
         note.claim.take(&share, &dir).await?;
-        self.run(work).await
+        self.run(work).await?;
+        note.claim.note_mounted(&share, &dir).await
     }
 
     async fn run(self: &Arc<Self>, work: Work) -> Result<()> {
