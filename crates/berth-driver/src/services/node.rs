@@ -377,7 +377,8 @@ async fn bind_target(mounts: &dyn DynTargetMounts, source: &Arc<Source>, wanted:
     };
     mounts.bind(source, &wanted.target, Attributes { read_only: wanted.read_only, ..flags }).await?;
     match wanted.capability.access {
-        Access::Mount { group: Some(gid), .. } if !wanted.read_only => {
+        // Who only reads has to be able to do that.
+        Access::Mount { group: Some(gid), .. } => {
             let (from, target) = (source.clone(), wanted.target.clone());
             blocking(move || mount_group::show(&from, &target, gid)).await
         }

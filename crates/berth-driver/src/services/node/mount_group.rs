@@ -5,11 +5,13 @@
 //! another group, and no file is touched. That all belong to one group is what the top of the volume says: it belongs to the
 //! group, which may write it, and has set-group-ID, so that new files follow. A volume whose top does not say so yet is
 //! walked once. Where the kernel or the filesystem cannot show other ids, the files are given to the group of the call, once
-//! for each change of the group.
+//! for each change of the group. Files of a filesystem that is mounted read-only stay as they are, and are shown alike.
 
 use std::{os::fd::AsFd as _, path::Path};
 
-use berth_host::{mount, ownership, path::Dir, user_namespace::UserNamespace};
+use berth_host::{Change, mount, ownership, path::Dir, user_namespace::UserNamespace};
+
+use rustix::io::Errno;
 
 use crate::{Result, Source};
 
@@ -17,13 +19,24 @@ use crate::{Result, Source};
 pub(super) fn show(source: &Source, target: &Path, gid: u32) -> Result<()> {
     let top = source.open()?;
     let Some((own, namespace)) = exchanged(&top, target, gid)? else {
-        ownership::give_to_group(&top, gid)?;
+        give(&top, gid)?;
         return Ok(());
     };
-    let change = ownership::give_to_group(&top, own)?;
+    let change = give(&top, own)?;
     mount::map_ids_at(target, namespace.as_fd())?;
     tracing::info!(target.path = %target.display(), own, gid, ?change, "a mount shows the volume's group as the pod's");
     Ok(())
+}
+
+/// Gives all files to a group, unless nobody can change them.
+fn give(top: &Dir, gid: u32) -> Result<Change> {
+    match ownership::give_to_group(top, gid) {
+        Err(error) if error.errno() == Some(Errno::ROFS.raw_os_error()) => {
+            tracing::info!(gid, "the filesystem is mounted read-only: its files keep their groups and modes");
+            Ok(Change::AlreadyTrue)
+        }
+        given => Ok(given?),
+    }
 }
 
 /// The group that the files have on disk, and how it is shown as `gid`, unless it is that or cannot be.
@@ -104,6 +117,28 @@ mod tests {
         let again = Mounted(target);
         show(&source, &again.0, 6464).unwrap();
         assert_eq!(seen(&again.0.join("file")), (6464, 0o600));
+    }
+
+    #[test]
+    fn files_that_nobody_can_change_are_shown_to_the_group_as_they_are() {
+        let directory = tempfile::tempdir().unwrap();
+        let [volume, staged, target] = ["volume", "staged", "target"].map(|name| {
+            let path = directory.path().join(name);
+            fs::create_dir(&path).unwrap();
+            path
+        });
+        fs::write(volume.join("file"), "").unwrap();
+        let before = [seen(&volume), seen(&volume.join("file"))];
+        let read_only = Attributes { read_only: true, ..Attributes::default() };
+        mount::bind(&volume, &staged, read_only).unwrap();
+        let _staged = Mounted(staged.clone());
+        mount::bind(&staged, &target, read_only).unwrap();
+        let _target = Mounted(target.clone());
+        show(&Source::directory(staged), &target, 4242).unwrap();
+        assert_eq!([seen(&target).0, seen(&target.join("file")).0], [4242; 2]);
+        assert_eq!([seen(&volume), seen(&volume.join("file"))], before);
+        // Where they have the group already nothing is to be shown.
+        show(&Source::directory(target.clone()), &target, 4242).unwrap();
     }
 
     #[test]

@@ -148,15 +148,17 @@ async fn what_was_written_below_the_mount_is_never_removed() {
 }
 
 #[tokio::test]
-async fn a_group_gets_the_files_unless_they_are_read_only() {
+async fn a_group_gets_the_files_also_for_reading() {
     let dir = MountedDir::new();
     let volume = dir.volume();
     let capability = mounted(&[], Some(7777));
     bind(Source::directory(&volume), &dir.path("reader"), &capability, true).await.unwrap();
-    assert_eq!(fs::metadata(volume.join("data")).unwrap().gid(), 0);
     bind(Source::directory(&volume), &dir.path("writer"), &capability, false).await.unwrap();
-    let seen = fs::metadata(dir.path("writer/data")).unwrap();
-    assert_eq!((seen.gid(), seen.mode() & 0o060), (7777, 0o060));
+    for target in ["reader", "writer"] {
+        let seen = fs::metadata(dir.path(target).join("data")).unwrap();
+        assert_eq!((seen.gid(), seen.mode() & 0o060), (7777, 0o060), "{target}");
+    }
+    assert_eq!(fs::metadata(volume.join("data")).unwrap().gid(), 0);
 }
 
 #[tokio::test]

@@ -342,6 +342,35 @@ async fn a_mount_group_gets_the_files() {
 }
 
 #[tokio::test]
+async fn a_mount_group_reads_what_is_published_for_reading_and_writes_nothing() {
+    let bench = Bench::new();
+    let id = bench.staged("v").await;
+    let closed = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+    let data = bench.fake.files(&id).join("data");
+    fs::write(&data, "").unwrap();
+    fs::set_permissions(&data, closed).unwrap();
+    for (target, group, readonly) in [("reader", "4242", true), ("writer", "5353", false)] {
+        let mount = MountVolume { volume_mount_group: group.into(), ..Default::default() };
+        let capability = v1::VolumeCapability { access_type: Some(AccessType::Mount(mount)), ..mounted(SNW) };
+        let request = NodePublishVolumeRequest {
+            volume_capability: Some(capability),
+            readonly,
+            ..bench.publish_request(&id, target)
+        };
+        ok(bench.driver.node_publish_volume(of(request)).await);
+        let shown = fs::metadata(bench.path(&format!("{target}/data"))).unwrap();
+        assert_eq!((shown.gid().to_string().as_str(), shown.mode() & 0o777), (group, 0o660), "{target}");
+    }
+    let written = fs::write(bench.path("reader/new"), "").unwrap_err();
+    assert_eq!(written.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
+    fs::write(bench.path("writer/new"), "").unwrap();
+    assert_eq!(fs::metadata(bench.path("reader/new")).unwrap().gid(), 4242);
+    for target in ["reader", "writer"] {
+        bench.unpublish(&id, target).await;
+    }
+}
+
+#[tokio::test]
 async fn what_is_in_use_here_is_not_deleted_whatever_the_lifecycle_check_says() {
     for check in [false, true] {
         let bench = Bench::with(|_| {}, |config| config.check_volume_lifecycle = check);
