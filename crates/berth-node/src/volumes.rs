@@ -519,6 +519,7 @@ impl Volumes {
                     pod_mount.failed = false;
                     pod_mount.size = pod_mount.size.or_else(|| state::size(&volume));
                     pod_mount.refresh_at = plugin.refresh_after(&volume).map(|after| Instant::now() + after);
+                    state.note_begun(&placed.pod_uid);
                     None
                 }
                 Err(failed) => {
@@ -713,8 +714,8 @@ impl Volumes {
         Outcome::Done
     }
 
-    /// Attaching is the work of others, who record their failures; only a long wait has an event, and ends a pod that waits on a
-    /// node which has as many devices as it can have: another pod in its place may go elsewhere.
+    /// Attaching is the work of others, who record their failures; only a long wait has an event, and ends a pod that has not
+    /// begun and waits on a node which has as many devices as it can have: another pod in its place may go elsewhere.
     async fn await_attachment(&self, group: &Group) -> Outcome {
         let now = Instant::now();
         let since = self.with_device(group, |entry| *entry.waiting.get_or_insert(now));
@@ -723,13 +724,17 @@ impl Volumes {
                 let state = self.state();
                 let pod_mounts = state.groups.get(group).into_iter().flat_map(|members| &members.pod_mounts);
                 pod_mounts
+                    // A pod that has the device already does not wait, whatever the Node object says now.
+                    .filter(|(_, pod_mount)| pod_mount.state != Mount::Mounted)
                     .filter_map(|(placed, pod_mount)| {
                         Some((placed.clone(), pod_mount.plugin.clone(), pod_mount.volume.clone()?))
                     })
                     .collect()
             };
             for (placed, plugin, volume) in waiting {
-                if let Some(why) = plugin.attach_limit(&volume).await {
+                if !self.has_begun(&placed.pod_uid)
+                    && let Some(why) = plugin.attach_limit(&volume).await
+                {
                     self.refuse(&placed.pod_uid, &volume.name, &why);
                     continue;
                 }
@@ -737,6 +742,10 @@ impl Volumes {
             }
         }
         Outcome::Wait(self.options.attach_timeout)
+    }
+
+    fn has_begun(&self, pod_uid: &str) -> bool {
+        self.state().pods.get(pod_uid).is_some_and(|wishes| wishes.has_begun)
     }
 
     /// Notes that a pod will never have one of its volumes on this node.

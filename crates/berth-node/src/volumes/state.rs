@@ -37,6 +37,8 @@ pub(super) struct Wishes {
     pub(super) pod: Arc<Pod>,
     /// By the name in the pod.
     pub(super) volumes: BTreeMap<String, Wish>,
+    /// Its containers may run: it had all its volumes once, in this life of the process or in an earlier one.
+    pub(super) has_begun: bool,
     /// Why the pod will never have all of them on this node.
     pub(super) refused: Option<String>,
 }
@@ -138,10 +140,11 @@ impl State {
     /// Takes in what a pod wants; gives the volumes that are to be found.
     pub(super) fn want(&mut self, pod: &Arc<Pod>, uid: &str) -> Vec<String> {
         let mut missing = Vec::new();
-        self.held.remove(uid);
+        let has_begun = self.held.remove(uid);
         let wishes = self.pods.entry(uid.to_owned()).or_insert_with(|| Wishes {
             pod: pod.clone(),
             volumes: BTreeMap::new(),
+            has_begun,
             refused: None,
         });
         wishes.pod = pod.clone();
@@ -172,8 +175,9 @@ impl State {
 
     /// Keeps what a pod has although it wants nothing.
     pub(super) fn hold(&mut self, uid: &str) {
-        if !self.pods.contains_key(uid) {
-            self.held.insert(uid.to_owned());
+        match self.pods.get_mut(uid) {
+            Some(wishes) => wishes.has_begun = true,
+            None => drop(self.held.insert(uid.to_owned())),
         }
     }
 
@@ -370,6 +374,15 @@ impl State {
     /// When the next refresh of a group is due.
     pub(super) fn next_refresh(&self, group: &Group) -> Option<Instant> {
         self.groups.get(group)?.pod_mounts.values().filter_map(|pod_mount| pod_mount.refresh_at).min()
+    }
+
+    /// Remembers of a pod that has all its volumes that its containers are started with them.
+    pub(super) fn note_begun(&mut self, uid: &str) {
+        if self.ready(uid).is_some()
+            && let Some(wishes) = self.pods.get_mut(uid)
+        {
+            wishes.has_begun = true;
+        }
     }
 
     /// The volumes of a pod, by their names in the pod, if it has all that it wants.

@@ -282,6 +282,58 @@ async fn a_pod_waits_long_for_a_device_and_not_at_all_for_one_that_a_full_node_n
     assert_eq!(world.volumes.refused("b"), None);
 }
 
+/// Waits until pods that come now were refused the device, the second of them after everybody who waited when it came.
+async fn refuse_to_others(world: &World) {
+    for name in ["b", "c"] {
+        world.volumes.want(&pod(name));
+        world.until(|volumes| volumes.refused(name).is_some()).await;
+    }
+}
+
+#[tokio::test]
+async fn a_pod_that_has_its_volumes_is_not_ended_when_another_gets_none() {
+    let world = World::new(Fake::default()).await;
+    world.run();
+    world.volumes.want(&pod("a"));
+    world.until(|volumes| volumes.ready("a").is_some()).await;
+    // As if the device had been detached by force.
+    world.node.attached.send_replace(false);
+    world.plugin.fail("attach_limit", &[]);
+    refuse_to_others(&world).await;
+    assert_eq!(world.volumes.refused("a"), None);
+    assert!(world.volumes.ready("a").is_some());
+
+    // Nor when a debug container wants one more volume of the pod, which then has an event.
+    let mut debugged = (*pod("a")).clone();
+    let spec = debugged.spec.as_mut().unwrap();
+    spec.volumes.as_mut().unwrap()[1] =
+        serde_json::from_value(json!({ "name": "unused", "emptyDir": {} })).unwrap();
+    let debug =
+        json!([{ "name": "d", "image": "i", "volumeMounts": [{ "name": "unused", "mountPath": "/u" }] }]);
+    spec.ephemeral_containers = serde_json::from_value(debug).unwrap();
+    world.volumes.unwant("b");
+    world.volumes.unwant("c");
+    world.volumes.want(&Arc::new(debugged));
+    world.has_event("FailedMount", "MountVolume.WaitForAttach failed for volume \"unused\"").await;
+    refuse_to_others(&world).await;
+    assert_eq!(world.volumes.refused("a"), None);
+}
+
+#[tokio::test]
+async fn a_pod_that_runs_since_before_a_restart_is_not_ended_when_its_device_is_not_attached() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::create_dir_all(directory.path().join("pods/a/volumes/test~fake/v")).unwrap();
+    let world = World::on(Fake { staged: vec![device()], ..Fake::default() }, directory).await;
+    world.node.attached.send_replace(false);
+    world.plugin.fail("attach_limit", &[]);
+    world.volumes.hold("a");
+    world.volumes.want(&pod("a"));
+    world.run();
+    world.has_event("FailedMount", "MountVolume.WaitForAttach failed for volume \"v\"").await;
+    refuse_to_others(&world).await;
+    assert_eq!(world.volumes.refused("a"), None);
+}
+
 #[tokio::test]
 async fn each_failure_has_an_event_is_tried_again_and_undone_if_it_may_have_happened() {
     use Certainty::{Final, Uncertain, Unchanged};
