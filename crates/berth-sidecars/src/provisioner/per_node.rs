@@ -87,8 +87,11 @@ struct Attempt {
 impl OwnNode {
     /// Asks the driver for its topology until it answers.
     pub(super) async fn find(driver: &Driver, options: &PerNode, timeout: Duration) -> Self {
-        let topology = NodeTopology::find(driver, timeout).await;
-        Self { options: options.clone(), topology, attempts: Mutex::default() }
+        Self::new(options.clone(), NodeTopology::find(driver, timeout).await)
+    }
+
+    pub(super) fn new(options: PerNode, topology: NodeTopology) -> Self {
+        Self { options, topology, attempts: Mutex::default() }
     }
 
     pub(super) fn name(&self) -> &str {
@@ -170,16 +173,19 @@ impl Provisioner {
         if !rest.is_zero() {
             return Ok(Next::After(rest));
         }
-        let source = Source::of(claim, self.options.cross_namespace_sources)?;
-        let node = self.node_of_source(source.as_ref(), own_node).await?;
-        if let Some(node) = node.filter(|node| node != own_node.name()) {
-            own_node.forget(&uid);
-            return self.hand_over(claim, &node).await;
+        // Where something here fails the node that is selected fails in the same way, and records it: were it recorded here,
+        // every node would.
+        match self.node_of_source(claim, own_node).await {
+            Ok(Some(node)) if node != own_node.name() => {
+                own_node.forget(&uid);
+                return self.hand_over(claim, &node).await;
+            }
+            Ok(_) => {}
+            Err(failure) => tracing::debug!(error = failure.sentence(), "the source's node is not known"),
         }
         match self.has_room(claim, class, identity).await {
             Ok(true) => {}
             Ok(false) => return Ok(Next::After(own_node.wait_again(&uid).max(CONFLICT_PAUSE))),
-            // The node that is selected fails in the same way, and records it.
             Err(failure) => tracing::debug!(error = failure.sentence(), "whether there is room is not known"),
         }
         let selected = self.cluster.update(claim, |claim| {
@@ -206,7 +212,13 @@ impl Provisioner {
     ) -> Result<bool, Failure> {
         let source = Source::of(claim, self.options.cross_namespace_sources)?;
         let volume = VolumeRequest::new(claim, class, source.as_ref(), None, identity, &self.options)?;
-        let Ok(topology) = self.requirement(claim, class, false) else { return Ok(false) };
+        let topology = identity.has_topology().then(|| self.requirement(claim, class, false));
+        let topology = match topology.transpose() {
+            Ok(topology) => topology.flatten(),
+            // The class is for other nodes.
+            Err(_) if class.allowed_topologies.is_some() => return Ok(false),
+            Err(wrong) => return Err(Failure::refused(wrong.to_string())),
+        };
         if !identity.can(ControllerCapability::GetCapacity) {
             return Ok(true);
         }

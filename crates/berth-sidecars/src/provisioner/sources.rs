@@ -190,23 +190,26 @@ impl Provisioner {
         source.annotations().get(SELECTED_NODE).map(String::as_str).filter(|node| away && !node.is_empty())
     }
 
-    /// The node that has a claim's source, as far as is known by now: `None` if any may have it.
+    /// The node that has a claim's source, as far as is known by now: `None` if any may have it. Of a source that the claim may
+    /// not be made from nothing is said.
     pub(super) async fn node_of_source(
         &self,
-        source: Option<&Source>,
+        claim: &PersistentVolumeClaim,
         own_node: &OwnNode,
     ) -> Result<Option<String>, Failure> {
+        let source = Source::of(claim, self.options.cross_namespace_sources)?;
+        self.check_granted(claim).await?;
         match source {
             None | Some(Source::Foreign) => Ok(None),
             Some(Source::Claim(key)) => {
-                let Some(source) = self.claims.get(key) else { return Ok(None) };
+                let Some(source) = self.claims.get(&key) else { return Ok(None) };
                 let name = source.spec.as_ref().and_then(|spec| spec.volume_name.clone()).unwrap_or_default();
                 let Some(volume) = self.volumes.named(&name) else { return Ok(None) };
                 let elsewhere = self.node_of_volume(&source, Some(volume.as_ref())).map(str::to_owned);
                 Ok(elsewhere.or_else(|| own_node.reaches(&volume).then(|| own_node.name().to_owned())))
             }
             Some(Source::Snapshot(key)) => {
-                let snapshot = self.cluster.fetch::<VolumeSnapshot>(key).await?;
+                let snapshot = self.cluster.fetch::<VolumeSnapshot>(&key).await?;
                 let bound = snapshot.and_then(|snapshot| {
                     snapshot.status.as_ref()?.bound_volume_snapshot_content_name.clone()
                 });

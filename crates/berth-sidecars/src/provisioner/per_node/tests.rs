@@ -6,7 +6,7 @@ use super::*;
 
 fn own_node(segment: Option<&[(&str, &str)]>) -> OwnNode {
     let segment = segment.map(|pairs| pairs.iter().map(|(k, v)| ((*k).into(), (*v).into())).collect());
-    OwnNode { options: PerNode::new("n1"), topology: NodeTopology(segment), attempts: Mutex::default() }
+    OwnNode::new(PerNode::new("n1"), NodeTopology(segment))
 }
 
 #[test]

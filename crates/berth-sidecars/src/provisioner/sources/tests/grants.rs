@@ -4,16 +4,18 @@ use berth_core::names::CLONING_PROTECTION;
 use berth_csi::Endpoint;
 use berth_kube::{Cluster, Key};
 use berth_testkit::EmbeddedServer;
-use k8s_openapi::api::core::v1::{Namespace, PersistentVolume};
+use k8s_openapi::api::core::v1::{Event, Namespace, PersistentVolume};
+use k8s_openapi::api::storage::v1::StorageClass;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::Client;
 use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use crate::driver::{Driver, Identity};
-use crate::provisioner::Options;
+use crate::driver::{Driver, Identity, Service};
+use crate::node_topology::NodeTopology;
 use crate::provisioner::sources::*;
+use crate::provisioner::{Options, PerNode};
 
 const DRIVER: &str = "d.example.com";
 
@@ -86,6 +88,14 @@ async fn a_claim_of_another_namespace_is_a_source_only_while_that_namespace_gran
     let refused = refused.to_string();
     assert!(refused.contains("accessing golden/image") && refused.contains("ReferenceGrant"), "{refused}");
     assert!(!provisioner.needs_source(&claim).await, "nobody may keep other people's claims without a grant");
+    // Nor does anybody learn whether it is there, and where.
+    let own_node = OwnNode::new(PerNode::new("n1"), NodeTopology(None));
+    let mut missing = claim.clone();
+    missing.spec.as_mut().unwrap().data_source_ref.as_mut().unwrap().name = "missing".to_owned();
+    for claim in [&claim, &missing] {
+        let found = provisioner.node_of_source(claim, &own_node).await;
+        assert!(matches!(&found, Err(Failure::Refused(why)) if why.contains("ReferenceGrant")), "{found:?}");
+    }
 
     let grants: Api<ReferenceGrant> = Api::namespaced(client.clone(), "golden");
     let grant = json!({
@@ -96,8 +106,70 @@ async fn a_claim_of_another_namespace_is_a_source_only_while_that_namespace_gran
     make(grants, grant).await;
     assert!(provisioner.needs_source(&claim).await);
     assert!(provisioner.resolve_source(&claim, source()).await.unwrap().is_some());
+    assert_eq!(provisioner.node_of_source(&claim, &own_node).await.unwrap().as_deref(), Some("n1"));
+    assert_eq!(provisioner.node_of_source(&missing, &own_node).await.unwrap(), None);
     let kept = Api::<PersistentVolumeClaim>::namespaced(client, "golden").get("image").await.unwrap();
     assert!(kept.finalizers().iter().any(|finalizer| finalizer == CLONING_PROTECTION));
+    shutdown.cancel();
+}
+
+#[tokio::test]
+async fn a_node_is_selected_for_a_claim_without_a_grant_and_its_provisioner_says_why_there_is_no_volume() {
+    let server = EmbeddedServer::start().await;
+    let client = server.client();
+    golden(&client).await;
+    let shutdown = CancellationToken::new();
+    let cluster = Cluster::new(client.clone(), shutdown.clone());
+    let nobody: Endpoint = format!("unix://{}/nobody.sock", server.directory().display()).parse().unwrap();
+    let identity = Identity {
+        name: DRIVER.to_owned(),
+        services: [Service::ControllerService].into(),
+        controller: [ControllerCapability::CreateDeleteVolume, ControllerCapability::CloneVolume].into(),
+        ..Identity::default()
+    };
+    let options = Options { cross_namespace_sources: true, ..Options::default() };
+    let at_once = PerNode { base_delay: Duration::ZERO, max_delay: Duration::ZERO, ..PerNode::new("n1") };
+    let own_node = OwnNode::new(at_once, NodeTopology(None));
+    let provisioner =
+        Provisioner::new(&cluster, Driver::connect(&nobody), options, &identity, Some(own_node));
+    provisioner.claims.synced().await;
+    provisioner.volumes.synced().await;
+    let class: StorageClass =
+        serde_json::from_value(json!({ "metadata": { "name": "now" }, "provisioner": DRIVER })).unwrap();
+    let claims: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), "default");
+    let claim = json!({
+        "metadata": { "name": "copy" },
+        "spec": { "accessModes": ["ReadWriteOnce"], "storageClassName": "now",
+            "resources": { "requests": { "storage": "1Gi" } },
+            "dataSourceRef": { "kind": "PersistentVolumeClaim", "name": "image" } },
+    });
+    // As an API server with the gate would keep it.
+    let with_namespace = |mut claim: PersistentVolumeClaim| {
+        let source = claim.spec.as_mut().unwrap().data_source_ref.as_mut().unwrap();
+        source.namespace = Some("golden".to_owned());
+        Arc::new(claim)
+    };
+    let claim = with_namespace(make(claims.clone(), claim).await);
+    let own_node = provisioner.own_node.as_ref().unwrap();
+    let next = provisioner.try_select_own_node(own_node, &claim, &class, &identity).await.unwrap();
+    assert_eq!(next, Next::Done);
+    let claim = with_namespace(claims.get("copy").await.unwrap());
+    assert_eq!(claim.annotations()[SELECTED_NODE], "n1");
+    let refused = provisioner.provision(&claim, &class, &identity, "pvc-u").await.unwrap_err();
+    assert!(refused.to_string().contains("ReferenceGrant"), "{refused}");
+    let events: Api<Event> = Api::namespaced(client.clone(), "default");
+    let said = async {
+        loop {
+            let all = events.list(&ListParams::default()).await.unwrap();
+            if let Some(event) = all.into_iter().next() {
+                return event;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let event = tokio::time::timeout(Duration::from_secs(30), said).await.unwrap();
+    assert_eq!(event.reason.as_deref(), Some("ProvisioningFailed"));
+    assert!(event.message.unwrap().contains("ReferenceGrant"));
     shutdown.cancel();
 }
 
