@@ -24,6 +24,8 @@ use super::{text, until_empty};
 /// How often everything happens.
 const ROUNDS: &str = "BERTH_POSTGRES_ROUNDS";
 const WRITERS: u64 = 3;
+/// After how many kills of its container a pod is replaced: the pause before each restart is twice as long as the last.
+const RESTARTS: u64 = 2;
 
 /// Where the server's programs are.
 fn programs() -> Result<PathBuf> {
@@ -206,10 +208,19 @@ fn no_committed_row_is_lost_whatever_happens_around_the_server() -> Result<()> {
     server.ask("create table rows (writer int, number int, primary key (writer, number))")?;
     let writers: Vec<Writer> = (0..WRITERS).map(|writer| Writer::start(server.port, writer)).collect();
     progress(&machine, &writers, "at first")?;
+    let mut restarts = 0;
     for round in 1..=rounds {
+        if restarts == RESTARTS {
+            machine.delete("pod/server")?;
+            machine.apply(&server.manifest()?)?;
+            machine.ready("server")?;
+            restarts = 0;
+            progress(&machine, &writers, "after the pod was replaced")?;
+        }
+        restarts += 1;
         machine.exec("server", "kill -9 $(head -n 1 /data/db/postmaster.pid)")?;
-        machine
-            .wait("pod/server", &format!("jsonpath={{.status.containerStatuses[0].restartCount}}={round}"))?;
+        let restarted = format!("jsonpath={{.status.containerStatuses[0].restartCount}}={restarts}");
+        machine.wait("pod/server", &restarted)?;
         progress(&machine, &writers, "after the container was killed")?;
 
         let size = format!("{}Mi", 1024 + 128 * round);
