@@ -102,6 +102,14 @@ impl Machine {
         self.kubectl(&args)
     }
 
+    /// Runs a script in a pod's container by which the container ends. It may be killed along with the container.
+    pub fn exec_last(&self, pod: &str, script: &str) -> Result<()> {
+        match self.exec(pod, script) {
+            Err(error) if !format!("{error:#}").contains("exit code 137") => Err(error),
+            _ => Ok(()),
+        }
+    }
+
     /// Repeats a script in a pod's container until it prints what is wanted: a pod that is ready may not have written yet.
     pub fn exec_until(&self, pod: &str, script: &str, wanted: impl Fn(&str) -> bool) -> Result<String> {
         let mut last = String::new();

@@ -214,7 +214,8 @@ fn containers_outlive_kills_of_berth_and_of_their_runtime() -> Result<()> {
 
     containerd.kill()?;
     containerd.restart()?;
-    machine.until("commands run again", || Ok(machine.exec("stays", "touch /data/end").ok()))?;
+    machine.until("commands run again", || Ok(machine.exec("stays", "true").ok()))?;
+    machine.exec_last("stays", "touch /data/end")?;
     machine.wait("pod/stays", "jsonpath={.status.containerStatuses[0].restartCount}=1")?;
     machine.ready("stays")?;
     let status = machine.get("pod/stays")?;
@@ -223,7 +224,7 @@ fn containers_outlive_kills_of_berth_and_of_their_runtime() -> Result<()> {
     ensure!(machine.kubectl(&["logs", "stays", "--previous"])? == "alive\n");
 
     // It ends while nobody looks, and the pod is deleted.
-    machine.exec("stays", "touch /data/end")?;
+    machine.exec_last("stays", "touch /data/end")?;
     machine.kill()?;
     machine.restart()?;
     machine.wait("pod/stays", "jsonpath={.status.containerStatuses[0].restartCount}=2")?;

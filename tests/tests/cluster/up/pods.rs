@@ -25,7 +25,7 @@ fn logs_are_read_followed_and_kept_from_the_container_before() -> Result<()> {
     let refused = machine.kubectl(&["logs", "talks", "--previous"]).unwrap_err();
     says(&format!("{refused:#}"), "previous terminated container")?;
 
-    machine.exec("talks", "touch /data/end")?;
+    machine.exec_last("talks", "touch /data/end")?;
     ensure!(lines.next().is_none(), "the log of a container ends with it");
     ensure!(wait(&mut follow)?.success());
     machine.wait("pod/talks", "jsonpath={.status.containerStatuses[0].restartCount}=1")?;

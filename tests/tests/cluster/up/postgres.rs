@@ -218,7 +218,7 @@ fn no_committed_row_is_lost_whatever_happens_around_the_server() -> Result<()> {
             progress(&machine, &writers, "after the pod was replaced")?;
         }
         restarts += 1;
-        machine.exec("server", "kill -9 $(head -n 1 /data/db/postmaster.pid)")?;
+        machine.exec_last("server", "kill -9 $(head -n 1 /data/db/postmaster.pid)")?;
         let restarted = format!("jsonpath={{.status.containerStatuses[0].restartCount}}={restarts}");
         machine.wait("pod/server", &restarted)?;
         progress(&machine, &writers, "after the container was killed")?;
