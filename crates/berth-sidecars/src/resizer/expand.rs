@@ -133,17 +133,22 @@ pub(super) fn resize_status(claim: &PersistentVolumeClaim) -> &str {
     statuses.and_then(|statuses| statuses.get(STORAGE)).map_or("", String::as_str)
 }
 
-/// The driver is about to be asked for this size.
+/// The driver is about to be asked for this size. What failed with another size is past.
 pub(super) fn begun(status: &mut PersistentVolumeClaimStatus, bytes: i64) {
-    status.allocated_resources.get_or_insert_default().insert(STORAGE.to_owned(), size::quantity(bytes));
+    let sizes = status.allocated_resources.get_or_insert_default();
+    if sizes.get(STORAGE).and_then(size::bytes) != Some(bytes) {
+        sizes.insert(STORAGE.to_owned(), size::quantity(bytes));
+        clear_conditions(status, &[CONTROLLER_ERROR, NODE_ERROR]);
+    }
     set_status(status, CONTROLLER_IN_PROGRESS);
     set_condition(status, RESIZING, None);
 }
 
-/// The driver has grown the volume; the node has yet to grow what is on it.
+/// The driver has grown the volume; the node has yet to grow what is on it. Why that failed before stays until it has: otherwise
+/// nobody would see it, as the node tries again at once.
 pub(super) fn pending_on_node(status: &mut PersistentVolumeClaimStatus) {
     set_status(status, NODE_PENDING);
-    clear_conditions(status, &[RESIZING, CONTROLLER_ERROR, NODE_ERROR]);
+    clear_conditions(status, &[RESIZING, CONTROLLER_ERROR]);
     let text = "Waiting for user to (re-)start a pod to finish file system resize of volume on node.";
     set_condition(status, FS_RESIZE_PENDING, Some(text));
 }

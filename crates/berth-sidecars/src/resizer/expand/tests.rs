@@ -97,3 +97,23 @@ fn the_status_shows_each_step_and_keeps_conditions_of_others() {
     assert_eq!(status.allocated_resource_statuses, None);
     assert_eq!(conditions(&status), ["Foreign"]);
 }
+
+#[test]
+fn why_the_node_failed_is_shown_until_it_has_grown_the_volume_or_another_size_is_wanted() {
+    let mut status = PersistentVolumeClaimStatus::default();
+    begun(&mut status, 2 << 30);
+    pending_on_node(&mut status);
+    // As the kubelet does it.
+    set_status(&mut status, NODE_INFEASIBLE);
+    set_condition(&mut status, NODE_ERROR, Some("failed to expand pvc"));
+    for _ in 0..2 {
+        begun(&mut status, 2 << 30);
+        pending_on_node(&mut status);
+        assert_eq!(conditions(&status), [FS_RESIZE_PENDING, NODE_ERROR]);
+    }
+    begun(&mut status, 1 << 30);
+    assert_eq!(conditions(&status), [FS_RESIZE_PENDING, RESIZING]);
+    set_condition(&mut status, NODE_ERROR, Some("again"));
+    finished(&mut status, 1 << 30);
+    assert_eq!(status.conditions, None);
+}
