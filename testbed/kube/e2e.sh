@@ -70,7 +70,9 @@ prepare() { # definition
     local-btrfs) local_driver "$(disk btrfs)/data" ;;
     local-dir) local_driver "$KUBELET_ROOT/plugins/e2e-data" ;;
     nfs*) nfs_driver ;;
-    csimock) kubectl apply -f "$here/e2e/sidecars.yaml" >/dev/null ;;
+    csimock)
+      apply snapshot-controller '' deployment/berth-snapshot-controller
+      kubectl apply -f "$here/e2e/sidecars.yaml" >/dev/null ;;
   esac
 }
 

@@ -9,20 +9,27 @@ definition() { # prints it for this machine
     cat "$here/e2e/$1.yaml"
   fi
 }
+mock_manifests() { # prints a directory with the suite's manifest that wants its image pulled each time: there is no registry
+  local mock=test/e2e/testing-manifests/storage-csi/mock/csi-mock-driver-snapshotter.yaml root=$results/manifests kubernetes
+  kubernetes=$(cd "$here/mods/k8s" && go list -m -f '{{.Dir}}' k8s.io/kubernetes)
+  mkdir -p "$root/${mock%/*}"
+  sed 's/imagePullPolicy: Always/imagePullPolicy: IfNotPresent/' "$kubernetes/$mock" >"$root/$mock"
+  echo "$root"
+}
 suite() { # definition: External.Storage with it
   # Specs marked Disruptive restart the kubelet by ssh; any volume data source needs programs of kubernetes-csi (hello-populator,
   # volume-data-source-validator).
-  local specs=External.Storage skip='\[Disruptive\]|any volume data source' driver=
+  local specs=External.Storage skip='\[Disruptive\]|any volume data source' driver= root=$here/e2e
   if [ "$1" = csimock ]; then
     # SELinux is for kernels with it, OffByDefault for clusters with features that are switched off: nothing of Berth is in these specs.
-    specs='CSI Mock' skip="$skip|\[Feature:(SELinux|OffByDefault)\]"
+    specs='CSI Mock' skip="$skip|\[Feature:(SELinux|OffByDefault)\]" root=$(mock_manifests)
   else
     definition "$1" >"$results/$1.yaml"
     driver=--storage.testdriver=$results/$1.yaml
   fi
   rm -f "$results/$1.txt"
   (cd "$results" && ginkgo --procs="${PROCS:-4}" --no-color --timeout=8h --focus="${FOCUS:-$specs}" --skip="${SKIP:-$skip}" \
-    "$KUBE_BIN/e2e.test" -- --kubeconfig="$KUBECONFIG" --provider=skeleton --kubectl-path="$KUBE_BIN/kubectl" --repo-root="$here/e2e" \
+    "$KUBE_BIN/e2e.test" -- --kubeconfig="$KUBECONFIG" --provider=skeleton --kubectl-path="$KUBE_BIN/kubectl" --repo-root="$root" \
     $driver --results="$results/$1.txt" >"$results/$1.log" 2>&1) || true
 }
 table() { # of $drivers; fails if a spec did
