@@ -275,7 +275,37 @@ fn a_node_fails(machine: &Machine, load: &Load, member: &str) -> Result<()> {
     }
     machine.says(&["nodes", "start", &node])?;
     machine.kubectl(&["taint", "node", &node, &format!("{OUT_OF_SERVICE}-")])?;
-    goes_on(machine, load, 20)
+    goes_on(machine, load, 20)?;
+    machine.until("the node takes pods again", || {
+        let found = machine.get(&format!("node/{node}"))?;
+        let ready = found["status"]["conditions"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .any(|condition| condition["type"] == "Ready" && condition["status"] == "True");
+        Ok((ready && found["spec"].get("taints").is_none()).then_some(()))
+    })?;
+    spread(machine)
+}
+
+/// Has each member on a node of its own again: the next node that fails takes one along, and not the majority.
+fn spread(machine: &Machine) -> Result<()> {
+    let nodes = || -> Result<Vec<String>> {
+        let pods = machine.all("pods")?;
+        Ok(pods.iter().map(|pod| text(pod, "/spec/nodeName").to_owned()).collect())
+    };
+    let mut taken = BTreeSet::new();
+    for member in MEMBERS {
+        let node = text(&machine.get(&format!("pod/{member}"))?, "/spec/nodeName").to_owned();
+        if !taken.insert(node) {
+            machine.kubectl(&["delete", "pod", member])?;
+            machine.until(&format!("{member} is on a node of its own"), || {
+                let all: BTreeSet<String> = nodes()?.into_iter().filter(|node| !node.is_empty()).collect();
+                Ok((all.len() == MEMBERS.len()).then_some(()))
+            })?;
+        }
+    }
+    all_ready(machine)
 }
 
 #[test]
